@@ -1,0 +1,33 @@
+# The two commands of the README are `make demo` and `make test`; each sets up all that it needs.
+PYTHON ?= python3
+VENV   ?= .venv
+PIP    := $(VENV)/bin/pip --disable-pip-version-check
+PY     := $(VENV)/bin/python
+# Python 3.11 has a CPU build of exactly this version; another one may be a CUDA build of gigabytes.
+TORCH  ?= torch==2.13.0
+STAMP  := $(VENV)/.installed
+SOURCES := $(wildcard herald_exec/kernels/*.pyx herald_exec/kernels/csrc/*)
+
+.PHONY: demo test lint types imports unit clean
+test: lint types imports unit          ## everything that CI runs
+
+$(STAMP): pyproject.toml CMakeLists.txt $(SOURCES)
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet "pip>=25.1" "$(TORCH)"
+	$(PIP) install --quiet scikit-build-core cython cython-cmake cmake ninja
+	$(PIP) install --quiet --group test
+	$(PIP) install --quiet --no-build-isolation --editable ".[exec,calibration,reports]"
+	touch $@
+
+lint: $(STAMP)
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+types: $(STAMP)
+	$(VENV)/bin/mypy
+imports: $(STAMP)
+	$(VENV)/bin/lint-imports
+unit: $(STAMP)
+	$(PY) -m pytest -q -n 2 --dist loadgroup
+
+clean:
+	rm -rf $(VENV) build dist

@@ -1,0 +1,1 @@
+"""Measure a machine, fit what cannot be measured, and put prediction beside measurement."""

@@ -1,0 +1,1 @@
+"""The simulator: prices a pipeline on a machine profile with simpy."""

@@ -1,0 +1,1 @@
+"""Charts, the papers' exhibits with ours beside, and one self-contained page."""
