@@ -91,7 +91,8 @@ class ModelShape:
     eos_token_ids: tuple[int, ...] = ()
     max_positions: int = 32768
     block_length: int = 32
-    sources: Mapping[str, str] = field(default_factory=dict)
+    # Not compared: two shapes are equal when their numbers are, and a shape stays hashable.
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def group_size(self) -> int:
@@ -153,6 +154,15 @@ class ModelShape:
             layers += self.num_moe_layers * (experts + self.shared_ffn_params)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
         return layers + embeddings + self.hidden_size
+
+    @property
+    def active_params(self) -> int:
+        """Parameters that one token passes through: LM head counted, embedding table not."""
+        table = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
+        if self.moe is None:
+            return self.num_params - table
+        idle = self.num_moe_layers * (self.moe.num_experts - self.moe.experts_per_token)
+        return self.num_params - table - idle * self.expert_params
 
     def weight_bytes(self, bytes_per_param: float = 2.0) -> float:
         """Bytes of all weights."""
