@@ -1,0 +1,1 @@
+"""Checkpoint folders as people have them on disk: weights, tokenizer, chat template."""
