@@ -1,0 +1,422 @@
+"""The stages and pools that methods are put together from; a method module only chooses and orders them."""
+
+from dataclasses import dataclass
+
+from herald_pipeline.model import ModelShape
+from herald_pipeline.pools import Access, Buffer, Home, Pool, Region, RequestSize
+from herald_pipeline.settings import Settings
+from herald_pipeline.stages import (
+    LaunchShape,
+    Layout,
+    Rows,
+    Section,
+    Stage,
+    Stream,
+    Work,
+    once,
+)
+from herald_pipeline.work import Forward
+
+MAIN = Stream("main")
+RETRIEVAL = Stream("retrieval", high_priority=True)
+GATHER = Stream("gather")
+UPLOAD = Stream("h2d")
+DOWNLOAD = Stream("d2h")
+
+FULL_PREFIX = Access("full", Region.PREFIX)
+FULL_BLOCK = Access("full", Region.BLOCK)
+EXACT = (Access("exact", Region.PREFIX), Access("exact", Region.BLOCK))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Stages and pools for one model and one method's settings."""
+
+    model: ModelShape
+    settings: Settings
+
+    @property
+    def forward(self) -> Forward:
+        """Demand of the model's kernels."""
+        return Forward(self.model, self.settings)
+
+    @property
+    def num_exact(self) -> int:
+        """Layers that attend to the full prefix on the GPU."""
+        return min(self.settings.exact_layers, self.model.num_layers)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """All layers."""
+        return tuple(range(self.model.num_layers))
+
+    @property
+    def exact(self) -> tuple[int, ...]:
+        """The first layers, which attend to the full prefix on the GPU."""
+        return self.layers[: self.num_exact]
+
+    @property
+    def sparse(self) -> tuple[int, ...]:
+        """Layers that attend to selected entries."""
+        return self.layers[self.num_exact :]
+
+    # Pools -----------------------------------------------------------------------------------------------------------
+
+    def full(self, home: Home) -> Pool:
+        """The whole KV cache, all layers."""
+        forward = self.forward
+        entry = forward.host_kv_bytes if home is Home.DRAM else forward.device_kv_bytes
+        size = len(self.layers) * entry
+        return Pool(
+            "full",
+            home,
+            self.layers,
+            lambda request: request.tokens * size,
+            pinned=home is Home.DRAM,
+            purpose="the whole KV cache",
+        )
+
+    def exact_pool(self) -> Pool:
+        """Full KV of the exact layers, on the device."""
+        size = self.num_exact * self.forward.device_kv_bytes
+        return Pool(
+            "exact",
+            Home.HBM,
+            self.exact,
+            lambda request: request.tokens * size,
+            purpose="full KV of the first layers, which always attend exactly",
+        )
+
+    def sparse_pool(self, buffers: int) -> Pool:
+        """Selected entries, the tail block and the block's own KV, contiguous: prefix and block are one key range."""
+        size = len(self.sparse) * self.forward.device_kv_bytes
+
+        def bytes_per_request(request: RequestSize) -> float:
+            return (request.selected_tokens + 2 * request.block_length) * size
+
+        return Pool(
+            "sparse",
+            Home.HBM,
+            self.sparse,
+            bytes_per_request,
+            buffers=buffers,
+            purpose="selected entries" + (" (active and idle)" if buffers == 2 else ""),
+        )
+
+    def block_buffer(self, name: str, home: Home, purpose: str) -> Pool:
+        """KV of one block in all layers."""
+        forward = self.forward
+        entry = forward.host_kv_bytes if home is Home.DRAM else forward.device_kv_bytes
+        size = len(self.layers) * entry
+        return Pool(
+            name,
+            home,
+            self.layers,
+            lambda request: request.block_length * size,
+            pinned=home is Home.DRAM,
+            purpose=purpose,
+        )
+
+    def gathered(self) -> Pool:
+        """Pinned ring between gather and upload: the selected entries of one layer a place."""
+        size = self.forward.device_kv_bytes
+        return Pool(
+            "gathered",
+            Home.DRAM,
+            self.sparse,
+            lambda request: request.selected_tokens * size,
+            buffers=self.settings.staging_buffers,
+            shared=True,
+            pinned=True,
+            purpose="gathered entries on their way to the device",
+        )
+
+    def fetched(self) -> Pool:
+        """Ring in device memory that takes the full KV of one layer a place."""
+        size = self.forward.device_kv_bytes
+        return Pool(
+            "fetched",
+            Home.HBM,
+            self.sparse,
+            lambda request: request.tokens * size,
+            buffers=self.settings.staging_buffers,
+            shared=True,
+            purpose="a layer's full KV on its way through selection",
+        )
+
+    def exchange(self, queries: int) -> tuple[Pool, ...]:
+        """Pinned buffers between GPU and CPU: queries with their own KV, outputs, and the selected indices."""
+        model = self.model
+        heads = model.num_heads + 2 * model.num_kv_heads
+        query_bytes = queries * heads * model.head_dim * 4.0
+        output_bytes = queries * model.num_heads * model.head_dim * 4.0
+        layers = max(len(self.sparse), 1)
+
+        def index_bytes(request: RequestSize) -> float:
+            return layers * model.num_kv_heads * request.selected_tokens * 4.0
+
+        return (
+            Pool("query", Home.DRAM, self.layers, lambda _: query_bytes, shared=True, pinned=True),
+            Pool("output", Home.DRAM, self.layers, lambda _: output_bytes, shared=True, pinned=True),
+            Pool("indices", Home.DRAM, self.sparse, index_bytes),
+        )
+
+    def prompt_ring(self) -> Pool:
+        """A prompt's KV on its way to the host, two layers at a time."""
+        size = self.forward.device_kv_bytes
+        return Pool(
+            "prompt",
+            Home.HBM,
+            self.layers,
+            lambda request: request.tokens * size,
+            buffers=2,
+            shared=True,
+            prompt_only=True,
+            purpose="prefill: a layer's KV on its way to the host",
+        )
+
+    # Main stream -----------------------------------------------------------------------------------------------------
+
+    def denoise_dense(self) -> Stage:
+        """A step over the full KV in device memory."""
+        model, forward = self.model, self.forward
+        full = Access("full", Region.BLOCK)
+        return Stage(
+            "denoise",
+            "denoise",
+            "main",
+            "gpu",
+            lambda shape, _: forward.step(shape, sparse_from=model.num_layers),
+            rows=Rows.RUNNING,
+            reads=(FULL_PREFIX, full),
+            writes=(full,),
+            decides=True,
+        )
+
+    def denoise_sparse(self, *, double_buffered: bool, drafting: bool = False) -> Stage:
+        """A step over the sparse pool, exact in the first layers.
+
+        The completing forward leaves the block's clean KV in ``clean`` for the host and, where pools are double-
+        buffered, in the idle pool's tail. A draft group leaves its KV in ``draft_out``.
+        """
+        forward, first = self.forward, self.num_exact
+        active = Buffer.ACTIVE if double_buffered else Buffer.ONE
+        scratch = Access("sparse", Region.SCRATCH, active)
+        reads = [Access("sparse", Region.SELECTED, active), scratch]
+        completes = [Access("clean")]
+        if double_buffered:
+            reads.append(Access("sparse", Region.TAIL, active))
+            completes.append(Access("sparse", Region.TAIL, Buffer.IDLE))
+        exact_block = Access("exact", Region.BLOCK)
+        return Stage(
+            "denoise",
+            "denoise",
+            "main",
+            "gpu",
+            lambda shape, _: forward.step(shape, sparse_from=first),
+            rows=Rows.RUNNING,
+            reads=(*reads, *EXACT),
+            writes=(scratch, exact_block),
+            drafts=(Access("draft_out"),) if drafting else (),
+            completes=tuple(completes),
+            decides=True,
+        )
+
+    def swap(self) -> Stage:
+        """The idle pool becomes the active one: no work, but a point that waits for both streams."""
+        return Stage("swap", "swap", "main", "gpu", lambda _shape, _layer: (), rows=Rows.NEXT)
+
+    # Copies of whole blocks ------------------------------------------------------------------------------------------
+
+    def draft_down(self) -> Stage:
+        """The draft's KV to its own buffer in host memory."""
+        forward, layers = self.forward, len(self.layers)
+        block = self.settings.block_length
+        return Stage(
+            "draft_down",
+            "draft_down",
+            "d2h",
+            "d2h",
+            lambda shape, _: once(forward.down(shape.rows * block, layers)),
+            rows=Rows.NEXT,
+            reads=(Access("draft_out"),),
+            writes=(Access("draft"),),
+        )
+
+    def append(self) -> Stage:
+        """The completed block's clean KV to the full pool in host memory."""
+        forward, layers = self.forward, len(self.layers)
+        block = self.settings.block_length
+        return Stage(
+            "append",
+            "append",
+            "d2h",
+            "d2h",
+            lambda shape, _: once(forward.down(shape.rows * block, layers)),
+            reads=(Access("clean"),),
+            writes=(FULL_BLOCK,),
+        )
+
+    # Selection on the CPU --------------------------------------------------------------------------------------------
+
+    def selection_pass(
+        self, stream: str, *, queries: int, draft: bool, buffer: Buffer, rows: Rows, decides: bool = False
+    ) -> Section:
+        """Layer by layer: project, select on the CPU, finish (output and FFN) beside gather and upload.
+
+        ``queries`` [MASK] tokens a row go through the model. With ``decides`` they are the whole block and the pass is
+        its step 0: the last layer is finished too, and :meth:`decide` follows.
+        """
+        forward = self.forward
+        on_gpu = self.settings.exact_layers_on == "gpu"
+        cpu_layers = self.sparse if on_gpu else self.layers
+        last = self.layers[-1]
+        reads = [FULL_PREFIX, Access("query")]
+        if draft:
+            reads.append(Access("draft"))
+
+        def tokens(shape: LaunchShape) -> int:
+            return shape.rows * queries
+
+        def project(shape: LaunchShape, _: int | None) -> Work:
+            return once(forward.qkv(tokens(shape)), forward.down_queries(tokens(shape)))
+
+        def select(shape: LaunchShape, _: int | None) -> Work:
+            return once(forward.select(shape, queries, draft))
+
+        def finish(shape: LaunchShape, layer: int | None) -> Work:
+            n = tokens(shape)
+            return once(forward.up_outputs(n), forward.output(n), *forward.ffn(n, layer or 0))
+
+        def exact_layer(shape: LaunchShape, layer: int | None) -> Work:
+            n = tokens(shape)
+            attention = forward.attention(n, shape.prefix_tokens, queries * shape.prefix_tokens)
+            return once(forward.qkv(n), attention, forward.output(n), *forward.ffn(n, layer or 0))
+
+        stages = [
+            Stage("project", "project", stream, "gpu", project, cpu_layers, rows, writes=(Access("query"),)),
+            Stage(
+                "select",
+                "select",
+                stream,
+                "cpu",
+                select,
+                cpu_layers,
+                rows,
+                reads=tuple(reads),
+                writes=(Access("output"), Access("indices")),
+            ),
+            Stage(
+                "finish",
+                "finish",
+                stream,
+                "gpu",
+                finish,
+                tuple(layer for layer in cpu_layers if decides or layer != last),
+                rows,
+                reads=(Access("output"),),
+            ),
+            *self.transfer(buffer, rows),
+        ]
+        if on_gpu and self.exact:
+            stages.insert(
+                0,
+                Stage(
+                    "exact_layer",
+                    "exact_layer",
+                    stream,
+                    "gpu",
+                    exact_layer,
+                    self.exact,
+                    rows,
+                    reads=(Access("exact", Region.PREFIX),),
+                ),
+            )
+        return Section(tuple(stages))
+
+    def transfer(self, buffer: Buffer, rows: Rows) -> tuple[Stage, Stage]:
+        """Gather of a layer's selected entries into the pinned ring, and their upload into the sparse pool."""
+        forward = self.forward
+
+        def gather(shape: LaunchShape, _: int | None) -> Work:
+            return once(forward.gather(shape))
+
+        def upload(shape: LaunchShape, _: int | None) -> Work:
+            return once(forward.up(shape.selected_tokens, Layout.CONTIGUOUS))
+
+        ring = Access("gathered", buffer=Buffer.RING)
+        return (
+            Stage(
+                "gather",
+                "gather",
+                "gather",
+                "cpu",
+                gather,
+                self.sparse,
+                rows,
+                reads=(FULL_PREFIX, Access("indices")),
+                writes=(ring,),
+            ),
+            Stage(
+                "upload",
+                "upload",
+                "h2d",
+                "h2d",
+                upload,
+                self.sparse,
+                rows,
+                reads=(ring,),
+                writes=(Access("sparse", Region.SELECTED, buffer),),
+            ),
+        )
+
+    def decide(self) -> Section:
+        """LM head and acceptance of a step 0 that ran layer by layer."""
+        forward = self.forward
+
+        def work(shape: LaunchShape, _: int | None) -> Work:
+            return once(*forward.head(shape.tokens))
+
+        return Section((Stage("decide", "decide", "main", "gpu", work, rows=Rows.COHORT, decides=True),))
+
+    # Prefill ---------------------------------------------------------------------------------------------------------
+
+    def prefill(self, offload: bool, writes: tuple[Access, ...]) -> tuple[Section, ...]:
+        """The prompt and a [MASK] block through each layer; ``writes`` is what stays on the device.
+
+        With ``offload`` each layer's KV leaves for the host as soon as it has been computed (and selected from).
+        """
+        forward = self.forward
+        ring = Access("prompt", buffer=Buffer.RING)
+
+        def work(shape: LaunchShape, layer: int | None) -> Work:
+            return once(*forward.prefill_layer(layer or 0, shape))
+
+        def down(shape: LaunchShape, _: int | None) -> Work:
+            return once(forward.down(shape.prefix_tokens, 1))
+
+        stages = [
+            Stage(
+                "prefill",
+                "prefill",
+                "main",
+                "gpu",
+                work,
+                self.layers,
+                writes=(*writes, *((ring,) if offload else ())),
+            )
+        ]
+        if offload:
+            stages.append(
+                Stage(
+                    "offload",
+                    "offload",
+                    "d2h",
+                    "d2h",
+                    down,
+                    self.layers,
+                    reads=(ring,),
+                    writes=(Access("full", Region.BLOCK),),
+                )
+            )
+        return (Section(tuple(stages)),)

@@ -1,0 +1,87 @@
+"""Admission: requests into slots, within the KV room; what can never fit is rejected once."""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request: ``context`` completed prompt tokens, then ``blocks`` blocks of answer.
+
+    ``context`` counts whole blocks only; a prompt's tail shares its block with masks (the executor's business).
+    """
+
+    id: int
+    context: int
+    blocks: int
+    arrival_ns: int = 0
+
+    def padded_tokens(self, block_length: int) -> int:
+        """Highest position it ever writes, plus one."""
+        return self.context + self.blocks * block_length
+
+
+class Admission:
+    """First come, first served into ``slots`` slots and ``kv_tokens`` of KV room (``None``: no limit).
+
+    Requests in = finished + rejected + running + waiting, always.
+    """
+
+    def __init__(
+        self,
+        requests: Iterable[Request],
+        *,
+        slots: int,
+        block_length: int,
+        kv_tokens: int | None = None,
+    ) -> None:
+        self._waiting = deque(sorted(requests, key=lambda request: (request.arrival_ns, request.id)))
+        self._block_length = block_length
+        self._kv_tokens = kv_tokens
+        self._free_slots = list(range(slots - 1, -1, -1))
+        self._used_tokens = 0
+        self.submitted = len(self._waiting)
+        self.finished: list[int] = []
+        self.rejected: dict[int, str] = {}
+        self.running: dict[int, Request] = {}
+
+    @property
+    def next_arrival_ns(self) -> int | None:
+        """When the first waiting request arrives."""
+        return self._waiting[0].arrival_ns if self._waiting else None
+
+    @property
+    def waiting(self) -> int:
+        """Requests neither admitted nor rejected yet."""
+        return len(self._waiting)
+
+    def admit(self, now_ns: int) -> list[int]:
+        """Move arrived requests into free slots, in order; returns the slots filled."""
+        filled = []
+        while self._waiting and self._waiting[0].arrival_ns <= now_ns:
+            request = self._waiting[0]
+            tokens = request.padded_tokens(self._block_length)
+            if self._kv_tokens is not None and tokens > self._kv_tokens:
+                self._waiting.popleft()
+                self.rejected[request.id] = (
+                    f"request {request.id} needs room for {tokens} tokens of KV (context {request.context} + "
+                    f"{request.blocks} blocks of {self._block_length}), the pool has {self._kv_tokens}"
+                )
+                continue
+            full = self._kv_tokens is not None and self._used_tokens + tokens > self._kv_tokens
+            if full or not self._free_slots:
+                break
+            self._waiting.popleft()
+            slot = self._free_slots.pop()
+            self._used_tokens += tokens
+            self.running[slot] = request
+            filled.append(slot)
+        return filled
+
+    def finish(self, slot: int) -> None:
+        """The slot's request is done; its slot and room are free."""
+        request = self.running.pop(slot)
+        self._used_tokens -= request.padded_tokens(self._block_length)
+        self._free_slots.append(slot)
+        self.finished.append(request.id)

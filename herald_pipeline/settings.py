@@ -1,0 +1,83 @@
+"""What a method is run with: block length, budget, queries, exact layers, storage formats."""
+
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from herald_pipeline.errors import ConfigError, check_number, did_you_mean, raise_problems
+from herald_pipeline.model import KVDtype
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Free parameters of a method; each method gives its own defaults.
+
+    Attributes
+    ----------
+    block_length
+        B, tokens of a block.
+    budget
+        Share of the completed prefix that is selected, per KV head (0 selects nothing, 1 everything).
+    queries
+        x, [MASK] queries that score the prefix in selection: 1 (the representative at B // 2) up to B.
+    exact_layers
+        First layers that attend to the full prefix on the GPU (paper section IV-B2: two).
+    exact_layers_on
+        Where the retrieval pass attends in those layers: ``cpu`` (the paper scans every layer there) or ``gpu``.
+    staging_buffers
+        Places of the pinned ring between gather and upload, and of the ring that takes fetched layers.
+    kv_dtype, dram_kv_dtype
+        Storage format of KV in device memory (and on the link) and in host memory.
+    proxy_fraction
+        InfiniGen's partial keys: share of the head dimension that the proxy reads.
+    """
+
+    block_length: int = 32
+    budget: float = 0.05
+    queries: int = 1
+    exact_layers: int = 2
+    exact_layers_on: str = "cpu"
+    staging_buffers: int = 2
+    kv_dtype: KVDtype = KVDtype.BF16
+    dram_kv_dtype: KVDtype = KVDtype.BF16
+    proxy_fraction: float = 0.2
+
+    def __post_init__(self) -> None:
+        problems = [
+            check_number(self.block_length, "block_length", minimum=1, integer=True),
+            check_number(self.budget, "budget", minimum=0),
+            check_number(self.queries, "queries", minimum=1, integer=True),
+            check_number(self.exact_layers, "exact_layers", minimum=0, integer=True),
+            check_number(self.staging_buffers, "staging_buffers", minimum=1, integer=True),
+            check_number(self.proxy_fraction, "proxy_fraction", above=0, maximum=1),
+        ]
+        if not any(problems) and self.queries > self.block_length:
+            problems.append(f"queries must be <= block_length, got {self.queries} > {self.block_length}")
+        if self.exact_layers_on not in ("cpu", "gpu"):
+            problems.append(f"exact_layers_on must be 'cpu' or 'gpu', got {self.exact_layers_on!r}")
+        raise_problems(problems)
+
+    def replace(self, **changes: Any) -> Self:
+        """These settings with ``changes``; an unknown name is refused with the closest one."""
+        known = {f.name: getattr(self, f.name) for f in fields(self)}
+        unknown = [name for name in changes if name not in known]
+        if unknown:
+            raise ConfigError([f"unknown method setting {name!r}{did_you_mean(name, known)}" for name in unknown])
+        for name in ("kv_dtype", "dram_kv_dtype"):
+            if name in changes:
+                changes[name] = _kv_dtype(changes[name], name)
+        return type(self)(**{**known, **changes})
+
+    def selected_tokens(self, prefix_tokens: int) -> int:
+        """Entries selected per KV head of a prefix of S tokens: floor(budget x S), at least 1, at most S."""
+        if self.budget <= 0 or prefix_tokens <= 0:
+            return 0
+        # The tolerance undoes binary rounding: 0.05 x 32760 is 1638 whatever the platform's last bit.
+        return min(prefix_tokens, max(1, int(self.budget * prefix_tokens + 1e-9)))
+
+
+def _kv_dtype(value: str, path: str) -> KVDtype:
+    try:
+        return KVDtype(value)
+    except ValueError:
+        message = f"{path} {value!r} is not a KV format{did_you_mean(str(value), list(KVDtype))}"
+        raise ConfigError(message) from None

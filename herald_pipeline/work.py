@@ -1,0 +1,183 @@
+"""Demand of each kind of launch, from the model's shape: FLOPs, bytes, tokens. Arithmetic only, no rates.
+
+A multiply-add counts as two FLOPs. Activations between kernels are not counted: the engine's fixed cost per layer
+carries them. Attention reads each KV entry once per launch, whatever the number of queries.
+"""
+
+from dataclasses import dataclass
+
+from herald_pipeline.model import ModelShape
+from herald_pipeline.settings import Settings
+from herald_pipeline.stages import LaunchShape, Layout, Op, OpKind, Repeat, Work
+
+WEIGHT_BYTES = 2.0
+"""bf16 weights."""
+ACTIVATION_BYTES = 2.0
+LOGIT_BYTES = 4.0
+"""Logits are fp32 in every engine read (research: confidences are too)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Ops of a transformer forward for one model and one method's settings."""
+
+    model: ModelShape
+    settings: Settings
+
+    @property
+    def device_kv_bytes(self) -> float:
+        """Bytes of one position's K and V in one layer, on the device and on the link."""
+        return self.model.kv_bytes_per_token_layer(self.settings.kv_dtype)
+
+    @property
+    def host_kv_bytes(self) -> float:
+        """Bytes of one position's K and V in one layer, in host memory."""
+        return self.model.kv_bytes_per_token_layer(self.settings.dram_kv_dtype)
+
+    def _matrix(self, kind: OpKind, tokens: int, params: int) -> Op:
+        weights = params * WEIGHT_BYTES
+        return Op(kind, tokens, 2.0 * tokens * params, hbm_bytes=weights, weight_bytes=weights)
+
+    def qkv(self, tokens: int) -> Op:
+        """Query, key and value projection."""
+        model = self.model
+        heads = model.num_heads + 2 * model.num_kv_heads
+        return self._matrix(OpKind.QKV, tokens, model.hidden_size * heads * model.head_dim)
+
+    def output(self, tokens: int) -> Op:
+        """Output projection of attention."""
+        model = self.model
+        params = model.num_heads * model.head_dim * model.hidden_size
+        return self._matrix(OpKind.OUTPUT, tokens, params)
+
+    def ffn(self, tokens: int, layer: int) -> tuple[Op, ...]:
+        """Feed-forward of ``layer``: one dense op, or the shared part and the routed experts.
+
+        The experts op names the bytes of **all** experts; how many of them the tokens hit is the cost model's answer.
+        """
+        model = self.model
+        if model.moe is None or layer < model.moe.first_dense_layers:
+            return (self._matrix(OpKind.FFN, tokens, model.dense_ffn_params),)
+        moe = model.moe
+        weights = moe.num_experts * model.expert_params * WEIGHT_BYTES
+        experts = Op(
+            OpKind.EXPERTS,
+            tokens,
+            2.0 * tokens * moe.experts_per_token * model.expert_params,
+            hbm_bytes=weights,
+            weight_bytes=weights,
+        )
+        return (self._matrix(OpKind.FFN, tokens, model.shared_ffn_params), experts)
+
+    def attention(self, tokens: int, keys: int, pairs: int) -> Op:
+        """Attention of ``tokens`` queries; ``keys`` entries are read, ``pairs`` query-key pairs are scored."""
+        model = self.model
+        kv_bytes = self.device_kv_bytes
+        return Op(
+            OpKind.ATTENTION,
+            tokens,
+            4.0 * pairs * model.num_heads * model.head_dim,
+            hbm_bytes=(keys + tokens) * kv_bytes,
+        )
+
+    def head(self, tokens: int) -> tuple[Op, ...]:
+        """LM head and acceptance over ``tokens`` masked positions; one pass over fp32 logits is counted."""
+        if tokens == 0:
+            return ()
+        model = self.model
+        logits = tokens * model.vocab_size * LOGIT_BYTES
+        return (
+            self._matrix(OpKind.HEAD, tokens, model.hidden_size * model.vocab_size),
+            Op(OpKind.SAMPLE, tokens, hbm_bytes=logits),
+        )
+
+    def layer(self, layer: int, shape: LaunchShape, sparse: bool) -> tuple[Op, ...]:
+        """One layer of a denoise step over the full prefix or over the selected entries and the tail."""
+        block = self.settings.block_length
+        keys = shape.selected_tokens + shape.tail_tokens if sparse else shape.prefix_tokens
+        pairs = shape.selected_pairs if sparse else shape.prefix_pairs
+        # Every query also sees its own group of B positions.
+        pairs += shape.tokens * block
+        return (
+            self.qkv(shape.tokens),
+            self.attention(shape.tokens, keys, pairs),
+            self.output(shape.tokens),
+            *self.ffn(shape.tokens, layer),
+        )
+
+    def step(self, shape: LaunchShape, sparse_from: int) -> Work:
+        """A whole denoise step; layers from ``sparse_from`` on attend to the sparse pool."""
+        borders = {0, sparse_from, self.model.num_dense_layers, self.model.num_layers}
+        cuts = sorted(border for border in borders if 0 <= border <= self.model.num_layers)
+        runs = [
+            Repeat(stop - start, self.layer(start, shape, sparse=start >= sparse_from))
+            for start, stop in zip(cuts, cuts[1:], strict=False)
+        ]
+        head = self.head(shape.masked_tokens)
+        return (*runs, Repeat(1, head)) if head else tuple(runs)
+
+    def down_queries(self, tokens: int) -> Op:
+        """Queries, and the own key and value of each, to the host (fp32, as the CPU kernel reads them)."""
+        model = self.model
+        heads = model.num_heads + 2 * model.num_kv_heads
+        size = tokens * heads * model.head_dim * 4.0
+        return Op(OpKind.COPY, d2h_bytes=size, dram_bytes=size)
+
+    def up_outputs(self, tokens: int) -> Op:
+        """Attention outputs back to the device (fp32)."""
+        size = tokens * self.model.num_heads * self.model.head_dim * 4.0
+        return Op(OpKind.COPY, h2d_bytes=size, dram_bytes=size)
+
+    def select(self, shape: LaunchShape, queries: int, draft: bool) -> Op:
+        """Attention and importance of ``queries`` [MASK] queries a row over the full prefix, in host memory."""
+        entries = shape.prefix_tokens + (shape.rows * self.settings.block_length if draft else 0)
+        model = self.model
+        return Op(
+            OpKind.SELECT,
+            shape.rows * queries,
+            cpu_flops=4.0 * queries * entries * model.num_heads * model.head_dim,
+            dram_bytes=entries * self.host_kv_bytes,
+            queries=queries,
+        )
+
+    def gather(self, shape: LaunchShape) -> Op:
+        """Copy of the selected entries into a contiguous buffer: each byte is read and written once."""
+        entries = shape.selected_tokens
+        return Op(OpKind.GATHER, dram_bytes=entries * (self.host_kv_bytes + self.device_kv_bytes))
+
+    def up(self, entries: int, layout: Layout, layers: int = 1) -> Op:
+        """KV of ``entries`` positions in each of ``layers`` layers to the device."""
+        size = entries * layers * self.device_kv_bytes
+        return Op(OpKind.COPY, h2d_bytes=size, dram_bytes=size, layout=layout)
+
+    def down(self, entries: int, layers: int) -> Op:
+        """KV of ``entries`` positions in each of ``layers`` layers to the host."""
+        size = entries * layers * self.device_kv_bytes
+        return Op(OpKind.COPY, d2h_bytes=size, dram_bytes=size)
+
+    def top_k(self, shape: LaunchShape) -> Op:
+        """Importance and top-k of a layer on the GPU: two passes over fp32 scores summed over the group."""
+        size = 2 * shape.prefix_tokens * self.model.num_kv_heads * LOGIT_BYTES
+        return Op(OpKind.TOP_K, shape.rows, hbm_bytes=size)
+
+    def proxy(self, shape: LaunchShape) -> Op:
+        """InfiniGen's speculated scores: partial keys of ``proxy_fraction`` of the head dimension, on the GPU."""
+        model, fraction = self.model, self.settings.proxy_fraction
+        return Op(
+            OpKind.PROXY,
+            shape.tokens,
+            2.0 * shape.prefix_pairs * model.num_heads * model.head_dim * fraction,
+            hbm_bytes=shape.prefix_tokens * self.device_kv_bytes / 2 * fraction,
+        )
+
+    def prefill_layer(self, layer: int, shape: LaunchShape) -> tuple[Op, ...]:
+        """One layer of a prompt's forward with its [MASK] block: block-causal attention."""
+        tokens = shape.prefix_tokens + shape.rows * self.settings.block_length
+        mean = shape.prefix_tokens / max(shape.rows, 1)
+        pairs = int(tokens * mean / 2)
+        return (
+            self.qkv(tokens),
+            self.attention(tokens, shape.prefix_tokens, pairs),
+            self.output(tokens),
+            *self.ffn(tokens, layer),
+        )
