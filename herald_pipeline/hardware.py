@@ -1,0 +1,374 @@
+"""Machines and engines: every number with its unit and where it comes from.
+
+A **machine** is what the hardware can do (memory, raw rates). An **engine** is what a serving program makes of it
+(overheads, efficiencies, memory it keeps for itself). A **profile** is one of each; the simulator and capacity read
+nothing else. Profiles are TOML files, read by :mod:`herald_pipeline.hardware_io`.
+
+Efficiencies are shares of a raw rate of the same profile, so that halving a raw rate halves what depends on it.
+"""
+
+# ruff: noqa: RUF009 - _quantity makes the field itself, so that unit and measurer stand beside the name
+
+import math
+from bisect import bisect_right
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from herald_pipeline.errors import ProfileError
+
+MAX_FITTED = 13
+"""Most fitted numbers that a profile may hold; none depends on a model, a method or a context."""
+
+# GB/s of 16 lanes and one direction: 2 GT/s.. doubled per generation. Above it a rate is impossible.
+_RAW_GB_S_X16 = {1: 4.0, 2: 8.0, 3: 16.0, 4: 32.0, 5: 64.0, 6: 128.0}
+# Line code 128b/130b (8b/10b before generation 3; FLIT mode in 6): above it a measurement is doubtful.
+_CODED_SHARE = {1: 0.8, 2: 0.8, 3: 128 / 130, 4: 128 / 130, 5: 128 / 130, 6: 242 / 256}
+
+
+class Provenance(StrEnum):
+    """Where a number comes from. The four are never mixed; ``assumed`` marks what a user set for one run."""
+
+    PUBLISHED = "published"
+    """Printed by a paper, or following from one printed number by arithmetic that ``source`` states."""
+    MEASURED = "measured"
+    """Measured by ``command`` on the machine at ``date``."""
+    FITTED = "fitted"
+    """Chosen so that results agree with observations; ``pinned_by`` says which ones decide it."""
+    DATASHEET = "datasheet"
+    """Stated by the maker of the part or the program."""
+    ASSUMED = "assumed"
+    """Set with ``--set`` for one run; never in a profile."""
+
+
+class Reading(NamedTuple):
+    """A value read off a quantity, and whether it lies outside what was measured."""
+
+    value: float
+    extrapolated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a quantity comes from.
+
+    ``spread`` is the relative standard deviation, ``pinned_by`` the observations that decide a fitted number,
+    ``same_as`` the field of the same section whose quantity stands in for one that nobody stated.
+    """
+
+    provenance: Provenance
+    source: str = ""
+    date: str = ""
+    command: str = ""
+    software: str = ""
+    spread: float | None = None
+    pinned_by: str = ""
+    note: str = ""
+    same_as: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A single value."""
+
+    value: float
+    unit: str
+    origin: Origin
+
+    def at(self, _x: float) -> Reading:
+        """The value, which depends on nothing."""
+        return Reading(self.value)
+
+    @property
+    def peak(self) -> float:
+        """The value; the counterpart of a curve's highest one."""
+        return self.value
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """All values held, for range checks."""
+        return (self.value,)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A measured table: ``y`` in ``unit`` at ascending ``x`` in ``x_unit``, linear in log x between the points.
+
+    Outside the table the nearest end stands, and the reading says that it is extrapolated.
+    """
+
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    x_unit: str
+    unit: str
+    origin: Origin
+
+    def at(self, x: float) -> Reading:
+        """The value at ``x``."""
+        if x <= self.x[0]:
+            return Reading(self.y[0], x < self.x[0])
+        if x >= self.x[-1]:
+            return Reading(self.y[-1], x > self.x[-1])
+        right = bisect_right(self.x, x)
+        low, high = math.log(self.x[right - 1]), math.log(self.x[right])
+        share = (math.log(x) - low) / (high - low)
+        return Reading(self.y[right - 1] + share * (self.y[right] - self.y[right - 1]))
+
+    @property
+    def peak(self) -> float:
+        """The highest value measured: the raw rate that a ceiling uses."""
+        return max(self.y)
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """All values held, for range checks."""
+        return self.y
+
+
+Quantity = Number | Curve
+
+
+def known(quantity: Quantity | None) -> Quantity:
+    """The quantity, once :meth:`Profile.check_complete` has found it there."""
+    assert quantity is not None
+    return quantity
+
+
+class Spec(NamedTuple):
+    """What a quantity's field expects: unit, who measures it, which ops need it.
+
+    ``needed_for`` names op kinds and copy layouts (:class:`herald_pipeline.stages.OpKind`, ``Layout``); ``always``
+    means every run, an empty tuple never: absent then has the meaning that the field's comment states.
+    """
+
+    unit: str
+    measured_by: str
+    needed_for: tuple[str, ...] = ("always",)
+    maximum: float | None = None
+
+
+def _quantity(unit: str, measured_by: str, *needed_for: str, optional: bool = False) -> Any:
+    """Field of a quantity, ``None`` until stated; a share (unit 1) cannot exceed 1 unless it counts passes."""
+    needs = () if optional else (needed_for or ("always",))
+    maximum = 1.0 if unit == "share" else None
+    return field(default=None, metadata={"spec": Spec(unit, measured_by, needs, maximum)})
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """The processor that denoises. ``emulated``: a CPU core plays it, on a machine without a GPU."""
+
+    name: str = ""
+    count: int = 1
+    dtype: str = "bf16"
+    emulated: bool = False
+    memory_gb: Quantity | None = _quantity("GB", "memory")
+    bandwidth_gb_s: Quantity | None = _quantity("GB/s", "attention")
+    peak_tflop_s: Quantity | None = _quantity("TFLOP/s", "gemm")
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """The processor that selects."""
+
+    name: str = ""
+    cores: int = 1
+    threads: int = 1
+    capability: str = ""
+    attention_tflop_s: Quantity | None = _quantity("TFLOP/s", "selection", "select")
+
+
+@dataclass(frozen=True, slots=True)
+class Dram:
+    """Host memory. ``read_gb_s`` is the raw streaming rate of all threads together."""
+
+    capacity_gb: Quantity | None = _quantity("GB", "memory")
+    read_gb_s: Quantity | None = _quantity("GB/s", "dram", "select", "gather", "proxy")
+
+
+class LinkKind(StrEnum):
+    """What joins host and device."""
+
+    PCIE = "pcie"
+    MEMCPY = "memcpy"
+    """A copy within host memory stands for the link, on a machine without a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The link between host and device; rates are of large pinned copies in one direction.
+
+    ``duplex_gb_s`` bounds both directions together; absent, the directions do not disturb each other.
+    """
+
+    kind: LinkKind = LinkKind.PCIE
+    generation: int = 4
+    lanes: int = 16
+    h2d_gb_s: Quantity | None = _quantity("GB/s", "copies", "copy")
+    d2h_gb_s: Quantity | None = _quantity("GB/s", "copies", "copy")
+    duplex_gb_s: Quantity | None = _quantity("GB/s", "copies", optional=True)
+
+    @property
+    def raw_gb_s(self) -> float | None:
+        """Lane rate of one direction before line coding; nothing is faster. ``None`` where there are no lanes."""
+        if self.kind is not LinkKind.PCIE:
+            return None
+        return _RAW_GB_S_X16[self.generation] * self.lanes / 16
+
+    @property
+    def coded_gb_s(self) -> float | None:
+        """Lane rate after line coding: what is left for packets."""
+        raw = self.raw_gb_s
+        return None if raw is None else raw * _CODED_SHARE[self.generation]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One host with its device and the link between them."""
+
+    name: str
+    gpu: Gpu = field(default_factory=Gpu)
+    cpu: Cpu = field(default_factory=Cpu)
+    dram: Dram = field(default_factory=Dram)
+    link: Link = field(default_factory=Link)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What a serving program makes of a machine.
+
+    Attributes
+    ----------
+    layer_overhead_us
+        Fixed time per layer and forward: launch gaps, norms, small kernels.
+    stage_overhead_us, select_overhead_us
+        Host time per launch of a stage, and per layer of a CPU selection. Absent: contained in the overheads above.
+    weight_read_efficiency, attention_efficiency
+        Share of ``gpu.bandwidth_gb_s`` at which weights and KV are read.
+    gemm_efficiency, grouped_gemm_efficiency
+        Share of ``gpu.peak_tflop_s`` of dense products and of the experts' grouped ones (curves over token rows).
+    grouped_gemm_tile_rows
+        Rows to which the tokens of every expert that is hit are padded.
+    routed_token_share
+        Effective share of tokens that route independently: [MASK] tokens route alike, so fewer experts are hit.
+    sampler_passes
+        fp32 passes over the logits, per forwarded token.
+    streamed_copy_efficiency, scattered_copy_efficiency
+        Share of the link's rate of layer-wise copies beside selection, and of copies picked row by row.
+    select_dram_efficiency, select_flops_efficiency
+        Share of ``dram.read_gb_s`` of the selection kernel's pass over the KV, and share of
+        ``cpu.attention_tflop_s`` of its work per query (score store and top-k included). The two times add up.
+    gather_dram_efficiency
+        Share of ``dram.read_gb_s`` of collecting the selected rows.
+    kernels_per_layer, retrieval_kernels_per_layer
+        Kernel launches per layer of a denoise forward, and of the retrieval's GPU part: the boundaries at which the
+        other stream's kernels can begin. Contention follows from these counts.
+    usable_memory_share
+        Share of the device memory that weights, pools and logits may fill; the rest is the runtime's.
+    logit_bytes
+        Bytes held per logit of the active blocks.
+    """
+
+    name: str = ""
+    title: str = ""
+    layer_overhead_us: Quantity | None = _quantity("us", "launch")
+    stage_overhead_us: Quantity | None = _quantity("us", "launch", optional=True)
+    select_overhead_us: Quantity | None = _quantity("us", "selection", optional=True)
+    weight_read_efficiency: Quantity | None = _quantity("share", "gemm")
+    gemm_efficiency: Quantity | None = _quantity("share", "gemm")
+    grouped_gemm_efficiency: Quantity | None = _quantity("share", "grouped-gemm", "experts")
+    grouped_gemm_tile_rows: Quantity | None = _quantity("rows", "grouped-gemm", "experts")
+    routed_token_share: Quantity | None = _quantity("share", "grouped-gemm", "experts")
+    attention_efficiency: Quantity | None = _quantity("share", "attention")
+    sampler_passes: Quantity | None = _quantity("passes", "sampler")
+    streamed_copy_efficiency: Quantity | None = _quantity("share", "copies", "streamed")
+    scattered_copy_efficiency: Quantity | None = _quantity("share", "copies", "scattered")
+    select_dram_efficiency: Quantity | None = _quantity("share", "selection", "select")
+    select_flops_efficiency: Quantity | None = _quantity("share", "selection", "select")
+    gather_dram_efficiency: Quantity | None = _quantity("share", "gather", "gather")
+    kernels_per_layer: Quantity | None = _quantity("kernels", "launch")
+    retrieval_kernels_per_layer: Quantity | None = _quantity("kernels", "launch", "select")
+    usable_memory_share: Quantity | None = _quantity("share", "memory")
+    logit_bytes: Quantity | None = _quantity("B", "memory")
+
+
+SECTIONS = ("gpu", "cpu", "dram", "link")
+
+
+def specs(cls: type[Any]) -> dict[str, Spec]:
+    """The quantities that a section may state, by field name."""
+    return {f.name: f.metadata["spec"] for f in fields(cls) if "spec" in f.metadata}
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A machine and an engine, with where they were read and what was changed for this run.
+
+    Attributes
+    ----------
+    engines
+        All engines that the machine's file states.
+    warnings
+        What is possible but doubtful, for the user to see.
+    overrides
+        ``path=value`` texts of ``--set``.
+    """
+
+    name: str
+    machine: Machine
+    engine: Engine
+    title: str = ""
+    notes: tuple[str, ...] = ()
+    engines: tuple[str, ...] = ()
+    source: str = ""
+    warnings: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+
+    def quantities(self) -> Iterator[tuple[str, Spec, Quantity | None]]:
+        """Every quantity of machine and engine: its path in the file, what it expects, what is stated."""
+        parts = [(f"machine.{section}", getattr(self.machine, section)) for section in SECTIONS]
+        parts.append((f"engines.{self.engine.name}", self.engine))
+        for prefix, part in parts:
+            for name, spec in specs(type(part)).items():
+                yield f"{prefix}.{name}", spec, getattr(part, name)
+
+    def fitted(self) -> dict[str, Quantity]:
+        """The fitted quantities by path."""
+        return {
+            path: quantity
+            for path, _, quantity in self.quantities()
+            if quantity is not None and quantity.origin.provenance is Provenance.FITTED and not quantity.origin.same_as
+        }
+
+    def provenances(self) -> tuple[Provenance, ...]:
+        """The provenances that occur, in the order of :class:`Provenance`."""
+        found = {quantity.origin.provenance for _, _, quantity in self.quantities() if quantity is not None}
+        return tuple(p for p in Provenance if p in found)
+
+    def missing(self, needs: Collection[str]) -> list[tuple[str, str]]:
+        """Paths of the quantities that ``needs`` ask for and nobody stated, each with what measures it.
+
+        ``needs`` holds op kinds and copy layouts of the pipeline; what every run needs is always included.
+        """
+        wanted = {"always", *needs}
+        return [
+            (path, spec.measured_by)
+            for path, spec, quantity in self.quantities()
+            if quantity is None and wanted.intersection(spec.needed_for)
+        ]
+
+    def check_complete(self, needs: Collection[str], complete: Collection[str] = ()) -> None:
+        """Raise :class:`ProfileError` unless everything that a run reads is there.
+
+        Called before the first event. ``complete`` names profiles that have it all, for the message.
+        """
+        missing = self.missing(needs)
+        if not missing:
+            return
+        lines = [
+            f"profile {self.name!r}, engine {self.engine.name!r}: {len(missing)} number(s) of this run are missing:"
+        ]
+        lines += [f"  {path}: `python -m calibration measure --only {part}` measures it" for path, part in missing]
+        lines.append(f"complete profiles: {', '.join(complete) or 'none'}")
+        raise ProfileError("\n".join(lines))

@@ -1,0 +1,305 @@
+"""Profiles from TOML: read, checked with all problems at once, overridden, resolved by name or path.
+
+The schema is derived from the dataclasses of :mod:`herald_pipeline.hardware`. A file states quantities as tables
+(``{ value = 3350, unit = "GB/s", provenance = "published", source = "..." }``, or ``x`` and ``y`` for a curve, or
+``{ same_as = "h2d_gb_s" }``); all fitted ones stand together in its ``[fitted]`` table, under their full paths.
+"""
+
+import math
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from herald_pipeline.errors import ConfigError, ProfileError, check_number, did_you_mean, unknown_name
+from herald_pipeline.hardware import (
+    MAX_FITTED,
+    SECTIONS,
+    Cpu,
+    Dram,
+    Engine,
+    Gpu,
+    Link,
+    LinkKind,
+    Machine,
+    Number,
+    Origin,
+    Profile,
+    Provenance,
+    Quantity,
+    Spec,
+)
+
+_SECTION_TYPES: dict[str, type[Any]] = {"gpu": Gpu, "cpu": Cpu, "dram": Dram, "link": Link}
+_TOP_KEYS = ("name", "title", "engine", "notes", "machine", "engines", "fitted")
+SUFFIX = ".toml"
+TEMPLATE_SUFFIX = ".template"
+
+
+def profile_dir() -> Path:
+    """Folder of the profiles that ship: inside the installed package, or beside it in a checkout."""
+    package = Path(__file__).parent
+    inside = package / "hw_profiles"
+    return inside if inside.is_dir() else package.parent / "hw_profiles"
+
+
+def names() -> tuple[str, ...]:
+    """Names of the profiles that ship, templates left out."""
+    stems = sorted(path.name.removesuffix(SUFFIX) for path in profile_dir().glob(f"*{SUFFIX}"))
+    return tuple(stem for stem in stems if not stem.endswith(TEMPLATE_SUFFIX))
+
+
+def complete_names(needs: Iterable[str] = ()) -> tuple[str, ...]:
+    """Names of the shipped profiles that state all that ``needs`` ask for."""
+    wanted = tuple(needs)
+    return tuple(name for name in names() if not resolve(name).missing(wanted))
+
+
+def resolve(name_or_path: str | Path, engine: str | None = None, overrides: Sequence[str] = ()) -> Profile:
+    """Profile with this name or at this path.
+
+    Parameters
+    ----------
+    engine : str, optional
+        One that the file states (default: the one it names), or ``PROFILE:ENGINE`` to take another machine's engine
+        on purpose; an engine is never inherited silently.
+    overrides : sequence of str
+        ``machine.link.h2d_gb_s=25`` texts of ``--set``; ``engine.`` stands for the engine in use.
+
+    Raises
+    ------
+    ConfigError
+        Unknown name or key, a value that cannot be; every problem of the file in one error.
+    ProfileError
+        The engine is not stated for this machine.
+    """
+    path = _find(str(name_or_path))
+    data = _read(path)
+    if engine is not None and ":" in engine:
+        data, engine = _borrow(data, engine)
+    where = f"profile {path.stem}" if path.parent == profile_dir() else str(path)
+    return _parse(data, where, engine, overrides)
+
+
+def _find(text: str) -> Path:
+    shipped = profile_dir() / f"{text}{SUFFIX}"
+    if "/" not in text and shipped.is_file():
+        return shipped
+    path = Path(text)
+    if path.is_file():
+        return path
+    if "/" in text or text.endswith(SUFFIX):
+        message = f"no profile file at {text}; pass a TOML profile or one of {', '.join(names())}"
+        raise ConfigError(message)
+    raise unknown_name(kind="hardware", name=text, valid=names())
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        message = f"{path} is not a readable TOML profile: {error}"
+        raise ConfigError(message) from None
+
+
+def _borrow(data: dict[str, Any], engine: str) -> tuple[dict[str, Any], str]:
+    """``data`` with another profile's engine added under ``PROFILE:ENGINE``, and that name."""
+    other_name, _, engine_name = engine.partition(":")
+    other = _merge_fitted(_read(_find(other_name)), [])
+    engines = other.get("engines", {})
+    if engine_name not in engines:
+        raise unknown_name(kind=f"engine of {other_name}", name=engine_name, valid=engines)
+    merged = data | {"engines": dict(data.get("engines", {})) | {engine: engines[engine_name]}}
+    return merged, engine
+
+
+def _merge_fitted(data: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    """``data`` with each quantity of ``[fitted]`` put at the path it names."""
+    merged = {root: _copied(data.get(root, {})) for root in ("machine", "engines")}
+    fitted = data.get("fitted", {})
+    if len(fitted) > MAX_FITTED:
+        problems.append(f"fitted: {len(fitted)} numbers; a profile may hold at most {MAX_FITTED}")
+    for path, table in fitted.items():
+        root, _, rest = path.partition(".")
+        section, _, name = rest.rpartition(".")
+        if root not in merged or section not in merged[root]:
+            problems.append(
+                f"fitted: {path!r} names no section of this file; write machine.<section>.<key> or engines.<name>.<key>"
+            )
+            continue
+        if name in merged[root][section]:
+            problems.append(f"fitted: {path!r} is stated twice, here and in [{root}.{section}]")
+            continue
+        if isinstance(table, Mapping):
+            table = {"provenance": "fitted"} | dict(table) | {"_fitted": True}
+        merged[root][section][name] = table
+    return dict(data) | merged
+
+
+def _copied(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: dict(value) if isinstance(value, Mapping) else value for key, value in table.items()}
+
+
+def _parse(data: Mapping[str, Any], where: str, engine: str | None, overrides: Sequence[str]) -> Profile:
+    """Profile out of a file's content; every problem is collected before any is raised."""
+    # Brings pydantic, whose import costs more than all the rest: only where a file is read.
+    from herald_pipeline.hardware_schema import section_from_table
+
+    problems: list[str] = []
+    problems += [f"{key}: unknown key{did_you_mean(key, _TOP_KEYS)}" for key in data if key not in _TOP_KEYS]
+    merged = _merge_fitted(data, problems)
+    machine_table = merged["machine"]
+    problems += [
+        f"machine.{key}: unknown section{did_you_mean(key, (*SECTIONS, 'name'))}"
+        for key in machine_table
+        if key not in (*SECTIONS, "name")
+    ]
+    sections = {
+        name: section_from_table(_SECTION_TYPES[name], machine_table.get(name, {}), f"machine.{name}", problems)
+        for name in SECTIONS
+    }
+    engines = {
+        name: section_from_table(Engine, table, f"engines.{name}", problems)
+        for name, table in merged["engines"].items()
+    }
+    if problems:
+        raise ConfigError([f"{where}: {problem}" for problem in problems])
+    machine = Machine(name=str(data.get("name", "unnamed")), **sections)
+    engines = {name: replace(value, name=name) for name, value in engines.items()}
+    chosen = engine or data.get("engine") or (next(iter(engines)) if len(engines) == 1 else None)
+    if chosen is None or chosen not in engines:
+        raise _no_engine(machine.name, chosen, engines)
+    profile = Profile(
+        name=machine.name,
+        title=str(data.get("title", "")),
+        notes=tuple(data.get("notes", ())),
+        machine=machine,
+        engine=engines[chosen],
+        engines=tuple(engines),
+        source=where,
+    )
+    profile = _override(profile, overrides)
+    warnings = check_ranges(profile, where)
+    return replace(profile, warnings=tuple(warnings))
+
+
+def _no_engine(machine: str, engine: str | None, engines: Mapping[str, Engine]) -> ProfileError:
+    stated = ", ".join(engines) or "none"
+    if engine is None:
+        return ProfileError(f"profile {machine!r} names no default engine; pass --engine with one of: {stated}")
+    elsewhere = [name for name in names() if name != machine and engine in _read(_find(name)).get("engines", {})]
+    others = [f"{name}:{engine}" for name in elsewhere]
+    hint = f"; to take another machine's on purpose: --engine {' or '.join(others)}" if others else ""
+    return ProfileError(
+        f"engine {engine!r} is not stated for machine {machine!r} (stated: {stated}); an engine's overheads are never "
+        f"taken from another machine silently: `python -m calibration measure` writes them{hint}"
+    )
+
+
+def _override(profile: Profile, overrides: Sequence[str]) -> Profile:
+    """``profile`` with each ``path=value`` put in place; quantities are marked as assumed."""
+    problems: list[str] = []
+    units = {
+        path.replace(f"engines.{profile.engine.name}", "engine"): spec.unit for path, spec, _ in profile.quantities()
+    }
+    counts = _count_paths(profile.machine)
+    for text in overrides:
+        path, separator, raw = (part.strip() for part in text.partition("="))
+        if not separator:
+            problems.append(f"--set {text}: write path=value, for example machine.link.h2d_gb_s=25")
+        elif path not in units and path not in counts:
+            problems.append(f"--set {path}: unknown path{did_you_mean(path, (*units, *counts))}")
+        else:
+            try:
+                value = float(raw)
+            except ValueError:
+                problems.append(f"--set {path}: must be a number{_in_unit(units.get(path))}, got {raw!r}")
+                continue
+            if path in counts:
+                problem = check_number(value, f"--set {path}", minimum=1, maximum=counts[path], integer=True)
+                if problem:
+                    problems.append(problem)
+                    continue
+                profile = _put(profile, path, int(value))
+            else:
+                profile = _put(profile, path, Number(value, units[path], Origin(Provenance.ASSUMED, source="--set")))
+    if problems:
+        raise ConfigError(problems)
+    return replace(profile, overrides=tuple(overrides))
+
+
+def _in_unit(unit: str | None) -> str:
+    return "" if unit is None else f" in {unit}"
+
+
+def _count_paths(machine: Machine) -> dict[str, float | None]:
+    """Paths of the machine's whole-number facts, each with the largest value allowed."""
+    largest = {"generation": 6.0, "lanes": 16.0}
+    return {
+        f"machine.{section}.{f.name}": largest.get(f.name)
+        for section in SECTIONS
+        for f in fields(type(getattr(machine, section)))
+        if type(getattr(getattr(machine, section), f.name)) is int
+    }
+
+
+def _put(profile: Profile, path: str, value: Any) -> Profile:
+    root, _, rest = path.partition(".")
+    if root == "engine":
+        return replace(profile, engine=replace(profile.engine, **{rest: value}))
+    section, _, name = rest.partition(".")
+    part = replace(getattr(profile.machine, section), **{name: value})
+    return replace(profile, machine=replace(profile.machine, **{section: part}))
+
+
+def check_ranges(profile: Profile, where: str = "profile") -> list[str]:
+    """Warnings about doubtful numbers; :class:`ConfigError` with all impossible ones."""
+    problems: list[str] = []
+    for path, spec, quantity in profile.quantities():
+        if quantity is not None:
+            problems += _range_problems(path, spec, quantity)
+    warnings = _link_problems(profile.machine.link, problems)
+    if problems:
+        raise ConfigError([f"{where}: {problem}" for problem in problems])
+    return [f"{where}: {warning}" for warning in warnings]
+
+
+def _range_problems(path: str, spec: Spec, quantity: Quantity) -> list[str]:
+    problems = []
+    for value in quantity.values:
+        if not math.isfinite(value):
+            problems.append(f"{path} must be finite, got {value!r}")
+        elif value < 0 or (value == 0 and spec.unit != "us"):
+            bound = ">= 0" if spec.unit == "us" else "> 0"
+            problems.append(f"{path} must be {bound} {spec.unit}, got {value!r}")
+        elif spec.maximum is not None and value > spec.maximum:
+            problems.append(f"{path} must be <= {spec.maximum:g} (a share of a raw rate), got {value!r}")
+    return problems
+
+
+def _link_problems(link: Link, problems: list[str]) -> list[str]:
+    """Warnings about the link; impossible rates are added to ``problems``."""
+    if link.kind is not LinkKind.PCIE:
+        return []
+    raw, coded = link.raw_gb_s, link.coded_gb_s
+    assert raw is not None
+    assert coded is not None
+    name = f"PCIe {link.generation} x{link.lanes}"
+    warnings = []
+    for key, directions in (("h2d_gb_s", 1), ("d2h_gb_s", 1), ("duplex_gb_s", 2)):
+        quantity = getattr(link, key)
+        if quantity is None:
+            continue
+        rate = quantity.peak
+        if rate > raw * directions:
+            problems.append(
+                f"machine.link.{key} = {rate:g} GB/s is above the raw rate of {name}, {raw * directions:.1f} GB/s "
+                f"({coded * directions:.1f} GB/s after line coding); state what a large pinned copy reaches"
+            )
+        elif rate > coded * directions:
+            warnings.append(
+                f"machine.link.{key} = {rate:g} GB/s is above the {coded * directions:.1f} GB/s that {name} leaves "
+                "after line coding"
+            )
+    return warnings
