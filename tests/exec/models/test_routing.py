@@ -69,7 +69,7 @@ def test_grouped_sigmoid_routing_follows_the_published_rule(normalise):
 
 
 def test_near_ties_route_as_the_stock_router_does():
-    """Experts come in threes, which do not divide the eight places, and whose scores differ by a few units in the last place of fp32, far below bf16."""
+    """Scores in threes, which do not fill eight places evenly, differ far below what bf16 can hold."""
     generator = torch.Generator().manual_seed(2)
     hidden, bias = torch.randn(64, 32, generator=generator), 0.3 * torch.randn(256, generator=generator)
     weight = torch.randn(256, 32, generator=generator) / 32**0.5
