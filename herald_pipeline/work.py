@@ -5,6 +5,7 @@ carries them. Attention reads each KV entry once per launch, whatever the number
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from herald_pipeline.model import ModelShape
 from herald_pipeline.settings import Settings
@@ -111,7 +112,7 @@ class Forward:
         cuts = sorted(border for border in borders if 0 <= border <= self.model.num_layers)
         runs = [
             Repeat(stop - start, self.layer(start, shape, sparse=start >= sparse_from))
-            for start, stop in zip(cuts, cuts[1:], strict=False)
+            for start, stop in pairwise(cuts)
         ]
         head = self.head(shape.masked_tokens)
         return (*runs, Repeat(1, head)) if head else tuple(runs)

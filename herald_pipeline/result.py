@@ -1,0 +1,320 @@
+"""What came of a run: one schema for simulated and real ones, computed from launches as they end.
+
+The :class:`Recorder` keeps sums only, so that a run's memory does not grow with its length; spans are kept when a trace
+is asked for. The **window** of the speed figures starts when the first block has ended on the main stream.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from herald_pipeline.scheduling.program import Launch
+from herald_pipeline.stages import Work
+from herald_pipeline.trace import Span, Trace
+from herald_pipeline.units import NS_PER_S
+
+COPY_STREAMS = frozenset({"gather", "h2d", "d2h"})
+
+
+@dataclass(slots=True)
+class Demand:
+    """Totals of a launch's work: bytes on each resource and FLOPs."""
+
+    hbm_bytes: float = 0.0
+    dram_bytes: float = 0.0
+    h2d_bytes: float = 0.0
+    d2h_bytes: float = 0.0
+    gpu_flops: float = 0.0
+    cpu_flops: float = 0.0
+
+    @property
+    def flops(self) -> float:
+        """FLOPs on both processors."""
+        return self.gpu_flops + self.cpu_flops
+
+    def traced_bytes(self, resource: str) -> float:
+        """The bytes that a span of ``resource`` counts: KV moved or read there."""
+        return {
+            "gpu": self.hbm_bytes,
+            "cpu": self.dram_bytes,
+            "h2d": self.h2d_bytes,
+            "d2h": self.d2h_bytes,
+        }[resource]
+
+
+def demand(work: Work) -> Demand:
+    """Totals of ``work``."""
+    total = Demand()
+    for repeat in work:
+        for op in repeat.ops:
+            total.hbm_bytes += repeat.count * op.hbm_bytes
+            total.dram_bytes += repeat.count * op.dram_bytes
+            total.h2d_bytes += repeat.count * op.h2d_bytes
+            total.d2h_bytes += repeat.count * op.d2h_bytes
+            total.gpu_flops += repeat.count * op.gpu_flops
+            total.cpu_flops += repeat.count * op.cpu_flops
+    return total
+
+
+@dataclass(slots=True)
+class StageSums:
+    """Count, busy time and bytes of one stage in the window."""
+
+    count: int = 0
+    busy_ns: int = 0
+    bytes: float = 0.0
+    flops: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Figures of one run. Times are seconds; rates are of the decode window, the first block excluded.
+
+    ``status`` is ``STABLE``, ``BOUND BY x`` or ``EXTRAPOLATED``; ``interval`` is a 95% interval of the throughput where
+    one is known. ``provenance`` names where every number that went in came from.
+    """
+
+    source: str
+    throughput_tok_s: float | None
+    block_time_s: float | None
+    first_block_time_s: float | None
+    main_time_s: float | None
+    retrieval_time_s: float | None
+    stall_s: float | None
+    exposed_transfer_s: float | None
+    forwards_per_block: float | None
+    tokens_per_forward: float | None
+    batch: int
+    budget: float
+    blocks: int
+    delivered_tokens: int
+    forwards: int
+    finished: int
+    rejected: Mapping[int, str]
+    partial: bool = False
+    status: str = "STABLE"
+    limit: str | None = None
+    kv_bytes_per_request: float | None = None
+    hbm_bytes: float | None = None
+    dram_bytes: float | None = None
+    beyond_max_positions: bool = False
+    prefill_time_s: float | None = None
+    prefill_tok_s: float | None = None
+    end_to_end_tok_s: float | None = None
+    stages: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    assumptions: tuple[str, ...] = ()
+    interval: tuple[float, float] | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; a figure that could not be derived is left out, never NaN."""
+        names = [name for name in self.__slots__ if name != "extra"]
+        values = {name: getattr(self, name) for name in names}
+        values["rejected"] = {str(key): reason for key, reason in self.rejected.items()}
+        values.update(self.extra)
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class Recorder:
+    """Collects launches as they end; both interpreters feed it and nothing else makes a :class:`Result`.
+
+    Launches of one stream must be recorded in the order in which they ran.
+    """
+
+    def __init__(self, source: str, *, keep_trace: bool = False) -> None:
+        self.source = source
+        self.trace: Trace | None = Trace(source) if keep_trace else None
+        self.stages: dict[str, StageSums] = {}
+        self.makespan_ns = 0
+        self.delivered_tokens = 0
+        self.forwards = 0
+        self._window_start_ns: int | None = None
+        self._window_end_ns = 0
+        self._window_tokens = 0
+        self._window_forwards = 0
+        self._window_row_blocks = 0
+        self._window_row_forwards = 0
+        self._window_blocks = 0
+        self._blocks = 0
+        self._main_end_ns = 0
+        self._compute_end_ns = 0
+        self._stall_ns = 0
+        self._exposed_ns = 0
+        self._passes: dict[int, list[int]] = {}
+        self._retrieval_ns = 0
+        self._prefill_ns = 0
+        self._prefill_tokens = 0
+
+    def record(
+        self,
+        launch: Launch,
+        start_ns: int,
+        end_ns: int,
+        *,
+        queued_ns: int = 0,
+        num_bytes: float = 0.0,
+        flops: float = 0.0,
+    ) -> None:
+        """One launch ran from ``start_ns`` to ``end_ns``; ``num_bytes`` and ``flops`` are what was counted."""
+        stage = launch.stage
+        stream = stage.stream
+        if end_ns > self.makespan_ns:
+            self.makespan_ns = end_ns
+        if launch.block < 0:
+            self._prefill(launch, start_ns, end_ns)
+        elif self._window_start_ns is not None:
+            sums = self.stages.get(stage.name)
+            if sums is None:
+                sums = self.stages[stage.name] = StageSums()
+            sums.count += 1
+            sums.busy_ns += end_ns - start_ns
+            sums.bytes += num_bytes
+            sums.flops += flops
+            if stage.name in _RETRIEVAL_STAGES:
+                self._retrieve(launch, start_ns, end_ns)
+        if stream == "main":
+            gap = start_ns - self._main_end_ns
+            if gap > 0 and self._window_start_ns is not None and launch.block >= 0:
+                self._stall_ns += gap
+                self._exposed_ns += max(0, start_ns - max(self._main_end_ns, self._compute_end_ns))
+            self._main_end_ns = end_ns
+        elif stream not in COPY_STREAMS:
+            self._compute_end_ns = end_ns
+        if self.trace is not None:
+            self._span(launch, start_ns, end_ns, queued_ns, num_bytes, flops)
+
+    def step(self, launch: Launch) -> None:
+        """Count a deciding launch as one forward of its rows."""
+        self.forwards += 1
+        if self._window_start_ns is not None:
+            self._window_forwards += 1
+            self._window_row_forwards += launch.shape.rows
+
+    def block_done(self, end_ns: int, rows: int, tokens: int) -> None:
+        """``rows`` rows completed a block at ``end_ns`` on the main stream; ``tokens`` of it are delivered."""
+        self._blocks += 1
+        self.delivered_tokens += tokens
+        if self._window_start_ns is None:
+            self._window_start_ns = self._window_end_ns = end_ns
+            return
+        self._window_end_ns = end_ns
+        self._window_tokens += tokens
+        self._window_row_blocks += rows
+        self._window_blocks += 1
+
+    def _prefill(self, launch: Launch, start_ns: int, end_ns: int) -> None:
+        if launch.stage.stream == "main":
+            self._prefill_ns += end_ns - start_ns
+            if launch.layer == 0:
+                self._prefill_tokens += launch.shape.prefix_tokens
+
+    def _retrieve(self, launch: Launch, start_ns: int, end_ns: int) -> None:
+        # One pass's layers have one block; the next pass begins when that changes.
+        span = self._passes.get(launch.block)
+        if span is None:
+            self._close_passes()
+            self._passes = {launch.block: [start_ns, end_ns]}
+        else:
+            span[1] = max(span[1], end_ns)
+
+    def _close_passes(self) -> None:
+        self._retrieval_ns += sum(end - start for start, end in self._passes.values())
+        self._passes = {}
+
+    def _span(
+        self,
+        launch: Launch,
+        start_ns: int,
+        end_ns: int,
+        queued_ns: int,
+        num_bytes: float,
+        flops: float,
+    ) -> None:
+        assert self.trace is not None
+        stage = launch.stage
+        expected = demand(stage.work(launch.shape, launch.layer))
+        self.trace.spans.append(
+            Span(
+                stage.name,
+                stage.stream,
+                stage.resource,
+                launch.block,
+                launch.step,
+                launch.layer,
+                launch.shape.rows,
+                start_ns,
+                end_ns,
+                queued_ns,
+                num_bytes,
+                flops,
+                expected.traced_bytes(stage.resource),
+                expected.flops,
+                launch.id,
+                launch.after,
+            )
+        )
+
+    def result(
+        self,
+        *,
+        batch: int,
+        budget: float,
+        finished: int,
+        rejected: Mapping[int, str],
+        **facts: Any,
+    ) -> Result:
+        """The figures so far. Rates need at least two blocks; with fewer they are left out, never infinite."""
+        self._close_passes()
+        window_ns = self._window_end_ns - (self._window_start_ns or 0)
+        measured = self._window_blocks > 0 and window_ns > 0
+        blocks = max(self._window_blocks, 1)
+
+        def per_block(total_ns: float) -> float | None:
+            return total_ns / blocks / NS_PER_S if measured else None
+
+        main_ns = sum(sums.busy_ns for name, sums in self.stages.items() if name in _FORWARD_STAGES)
+        rows = self._window_row_blocks
+        return Result(
+            source=self.source,
+            throughput_tok_s=self._window_tokens * NS_PER_S / window_ns if measured else None,
+            block_time_s=per_block(window_ns),
+            first_block_time_s=self._first_block_s(),
+            main_time_s=per_block(main_ns),
+            retrieval_time_s=per_block(self._retrieval_ns),
+            stall_s=per_block(self._stall_ns),
+            exposed_transfer_s=per_block(self._exposed_ns),
+            forwards_per_block=self._window_row_forwards / rows if rows else None,
+            tokens_per_forward=(self._window_tokens / self._window_row_forwards if self._window_row_forwards else None),
+            batch=batch,
+            budget=budget,
+            blocks=self._blocks,
+            delivered_tokens=self.delivered_tokens,
+            forwards=self.forwards,
+            finished=finished,
+            rejected=dict(rejected),
+            prefill_time_s=self._prefill_ns / NS_PER_S if self._prefill_ns else None,
+            prefill_tok_s=(self._prefill_tokens * NS_PER_S / self._prefill_ns if self._prefill_ns else None),
+            end_to_end_tok_s=(self.delivered_tokens * NS_PER_S / self.makespan_ns if self.makespan_ns else None),
+            stages={
+                name: {
+                    "count": sums.count,
+                    "busy_s": sums.busy_ns / NS_PER_S,
+                    "bytes": sums.bytes,
+                    "flops": sums.flops,
+                }
+                for name, sums in sorted(self.stages.items())
+            },
+            **facts,
+        )
+
+    def _first_block_s(self) -> float | None:
+        if self._window_start_ns is None:
+            return None
+        return (self._window_start_ns - self._prefill_ns) / NS_PER_S
+
+
+_RETRIEVAL_STAGES = frozenset({"project", "select", "finish", "exact_layer", "gather", "upload", "fetch", "proxy"})
+"""Stages that make up the retrieval latency of Fig. 14: selection and everything until its entries are on the device."""
+_FORWARD_STAGES = frozenset({"denoise", "decide", "exact_step", "select_step"})
+"""Model forwards of the main stream: Fig. 14's main latency."""
