@@ -135,5 +135,5 @@ def _softmax(logits: Array, with_entropy: bool) -> tuple[Array, Array | None]:
     if not with_entropy:
         return probability, None
     # H = log Z - sum p x: finite also where p is 0, unlike -sum p log p. A logit of -inf has no part in it.
-    share = xp.where(probability > 0, probability * shifted, 0.0)
+    share = probability * xp.where(probability > 0, shifted, 0.0)
     return probability, xp.log(total[..., 0]) - xp.sum(share, axis=-1)
