@@ -25,6 +25,7 @@ DOWNLOAD = Stream("d2h")
 
 FULL_PREFIX = Access("full", Region.PREFIX)
 FULL_BLOCK = Access("full", Region.BLOCK)
+NEXT_TAIL = Access("sparse", Region.TAIL, Buffer.IDLE)
 EXACT = (Access("exact", Region.PREFIX), Access("exact", Region.BLOCK))
 
 
@@ -196,17 +197,18 @@ class Parts:
     def denoise_sparse(self, *, double_buffered: bool, drafting: bool = False) -> Stage:
         """A step over the sparse pool, exact in the first layers.
 
-        The completing forward leaves the block's clean KV in ``clean`` for the host and, where pools are double-
-        buffered, in the idle pool's tail. A draft group leaves its KV in ``draft_out``.
+        The completing forward leaves the block's clean KV where :meth:`append` takes it from: in the idle pool's tail
+        (and in the exact pool) where pools are double-buffered, else in ``clean``. A draft group leaves its KV in
+        ``draft_out``.
         """
         forward, first = self.forward, self.num_exact
         active = Buffer.ACTIVE if double_buffered else Buffer.ONE
         scratch = Access("sparse", Region.SCRATCH, active)
         reads = [Access("sparse", Region.SELECTED, active), scratch]
-        completes = [Access("clean")]
+        completes = Access("clean")
         if double_buffered:
             reads.append(Access("sparse", Region.TAIL, active))
-            completes.append(Access("sparse", Region.TAIL, Buffer.IDLE))
+            completes = NEXT_TAIL
         exact_block = Access("exact", Region.BLOCK)
         return Stage(
             "denoise",
@@ -218,7 +220,7 @@ class Parts:
             reads=(*reads, *EXACT),
             writes=(scratch, exact_block),
             drafts=(Access("draft_out"),) if drafting else (),
-            completes=tuple(completes),
+            completes=(completes,),
             decides=True,
         )
 
@@ -243,8 +245,9 @@ class Parts:
             writes=(Access("draft"),),
         )
 
-    def append(self) -> Stage:
+    def append(self, *, double_buffered: bool) -> Stage:
         """The completed block's clean KV to the full pool in host memory."""
+        source = (NEXT_TAIL, Access("exact", Region.BLOCK)) if double_buffered else (Access("clean"),)
         forward, layers = self.forward, len(self.layers)
         block = self.settings.block_length
         return Stage(
@@ -253,7 +256,7 @@ class Parts:
             "d2h",
             "d2h",
             lambda shape, _: once(forward.down(shape.rows * block, layers)),
-            reads=(Access("clean"),),
+            reads=source,
             writes=(FULL_BLOCK,),
         )
 

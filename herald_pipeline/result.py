@@ -315,6 +315,6 @@ class Recorder:
 
 
 _RETRIEVAL_STAGES = frozenset({"project", "select", "finish", "exact_layer", "gather", "upload", "fetch", "proxy"})
-"""Stages that make up the retrieval latency of Fig. 14: selection and everything until its entries are on the device."""
+"""The retrieval latency of Fig. 14: selection and everything until its entries are on the device."""
 _FORWARD_STAGES = frozenset({"denoise", "decide", "exact_step", "select_step"})
 """Model forwards of the main stream: Fig. 14's main latency."""

@@ -5,7 +5,7 @@ stage costs. Streams are queues; **overlap is nothing but a missing edge between
 method decodes one block; the program (:mod:`herald_pipeline.scheduling.program`) instantiates it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -129,7 +129,6 @@ class RowGroup:
 
     slots: tuple[int, ...]
     blocks: tuple[int, ...]
-    step: int
     mode: Mode
     prefix_tokens: int
     selected_tokens: int
@@ -161,7 +160,7 @@ class LaunchShape:
     """Rows whose draft KV comes out."""
 
 
-def launch_shape(groups: tuple[RowGroup, ...], block_length: int) -> LaunchShape:
+def launch_shape(groups: Sequence[RowGroup], block_length: int) -> LaunchShape:
     """Totals of ``groups`` for blocks of ``block_length`` tokens."""
     rows = tokens = masked = prefix = selected = tail = 0
     prefix_pairs = selected_pairs = completed = drafted = 0

@@ -8,6 +8,7 @@ import gzip
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -92,7 +93,7 @@ def validate(trace: Trace) -> None:
                 )
     for spans in lanes.values():
         spans.sort(key=lambda span: (span.start_ns, span.end_ns))
-        for earlier, later in zip(spans, spans[1:], strict=False):
+        for earlier, later in pairwise(spans):
             if later.start_ns < earlier.end_ns:
                 raise RunError(f"spans of stream {later.stream!r} overlap: {_name(earlier)} and {_name(later)}")
 

@@ -28,11 +28,12 @@ def transfer_edges(parts: Parts) -> tuple[Edge, ...]:
 
 def offload_pools(parts: Parts, queries: int, sparse_buffers: int) -> tuple[Pool, ...]:
     """Pools of every method that keeps the full KV in host memory and selects there."""
+    clean = parts.block_buffer("clean", Home.HBM, "a completed block's KV on its way to the host")
     return (
         parts.full(Home.DRAM),
         parts.exact_pool(),
         parts.sparse_pool(sparse_buffers),
-        parts.block_buffer("clean", Home.HBM, "a completed block's KV on its way to the host"),
+        *((clean,) if sparse_buffers == 1 else ()),
         parts.gathered(),
         *parts.exchange(queries),
         parts.prompt_ring(),
@@ -50,7 +51,7 @@ def build(parts: Parts) -> tuple[Template, tuple[Pool, ...]]:
         denoise=parts.denoise_sparse(double_buffered=True, drafting=True),
         draft_step=1,
         after_step={1: (Section((parts.draft_down(),)), retrieval)},
-        tail=(Section((parts.append(), parts.swap())),),
+        tail=(Section((parts.append(double_buffered=True), parts.swap())),),
         lookahead=1,
         edges=(
             Edge("prefill", "offload", LayerLink.SAME, why="offload reads the computed KV"),

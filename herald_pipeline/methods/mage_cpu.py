@@ -21,7 +21,7 @@ def build(parts: Parts) -> tuple[Template, tuple[Pool, ...]]:
         head=(step_0, parts.decide()),
         denoise=parts.denoise_sparse(double_buffered=False),
         first_step=1,
-        tail=(Section((parts.append(),)),),
+        tail=(Section((parts.append(double_buffered=False),)),),
         edges=(
             Edge("prefill", "offload", LayerLink.SAME, why="offload reads the computed KV"),
             Edge("offload", "prefill", ring=2, why="the prompt ring's place is free again"),

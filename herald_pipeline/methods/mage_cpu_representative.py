@@ -18,7 +18,7 @@ def build(parts: Parts) -> tuple[Template, tuple[Pool, ...]]:
         prefill=parts.prefill(offload=True, writes=(Access("exact", Region.BLOCK),)),
         head=(selection,),
         denoise=parts.denoise_sparse(double_buffered=False),
-        tail=(Section((parts.append(),)),),
+        tail=(Section((parts.append(double_buffered=False),)),),
         edges=(
             Edge("prefill", "offload", LayerLink.SAME, why="offload reads the computed KV"),
             Edge("offload", "prefill", ring=2, why="the prompt ring's place is free again"),

@@ -84,6 +84,7 @@ class _Cohort:
     step: int = 0
     open: tuple[int, ...] = ()
     completing: tuple[int, ...] = ()
+    memo: dict[object, tuple[tuple[RowGroup, ...], LaunchShape]] = field(default_factory=dict)
     issued: dict[tuple[str, int | None], int] = field(default_factory=dict)
 
 
@@ -119,11 +120,12 @@ class Program:
         self._rows: dict[int, _Row] = {}
         self._next_id = 0
         self._counts: dict[str, int] = {}
-        self._rings: dict[str, dict[int, int]] = {}
         self._edges: dict[str, list[Edge]] = {stage.name: [] for stage in self._template.stages()}
         for edge in self._template.edges:
             self._edges[edge.after].append(edge)
-        self._ring_sources = {edge.before for edge in self._template.edges if edge.ring}
+        # Of stages whose buffers are reused in turn: index of launch -> id, until it has been waited for.
+        self._rings: dict[str, dict[int, int]] = {edge.before: {} for edge in self._template.edges if edge.ring}
+        self._orders: dict[int, list[tuple[Stage, int | None]]] = {}
 
     # The loop --------------------------------------------------------------------------------------------------------
 
@@ -165,7 +167,7 @@ class Program:
                     yield from self._sections(self._template.tail, cohort, ended, feedback.stopped)
                     for slot in ended:
                         origins[slot] = cohort
-                        if slot in cohort.next_slots and slot not in feedback.stopped:
+                        if self._goes_on(slot) and slot not in feedback.stopped:
                             starting.append(slot)
                         else:
                             self._finish(slot)
@@ -194,7 +196,7 @@ class Program:
             row.to_select = settings.selected_tokens(row.prefix)
             if not lookahead:
                 row.selected = row.to_select
-            if row.block + 1 < row.request.blocks:
+            if row.block + 1 < row.request.blocks or row.request.continues:
                 following.append(slot)
         previous = tuple(dict.fromkeys(origins[slot] for slot in slots))
         # Two blocks back is never asked for; cutting the chain keeps memory flat.
@@ -205,6 +207,10 @@ class Program:
         cohort.open = cohort.slots
         cohort.step = self._template.first_step
         return cohort
+
+    def _goes_on(self, slot: int) -> bool:
+        row = self._rows[slot]
+        return row.block + 1 < row.request.blocks
 
     def _finish(self, slot: int) -> None:
         del self._rows[slot]
@@ -241,38 +247,42 @@ class Program:
         return feedback
 
     def _denoise(self, cohorts: Sequence[_Cohort]) -> Generator[Launch | Idle, Feedback | None, Feedback]:
-        groups = tuple(group for cohort in cohorts for group in self._running_groups(cohort))
-        launch = self._launch(self._template.denoise, None, groups, cohorts)
+        if len(cohorts) == 1:
+            groups, shape = self._running_groups(cohorts[0])
+        else:
+            groups = tuple(g for cohort in cohorts for g in self._running_groups(cohort)[0])
+            shape = launch_shape(groups, self._block_length)
+        launch = self._launch(self._template.denoise, None, groups, shape, cohorts)
         feedback = yield launch
         assert feedback is not None, "a deciding launch needs its answer"
         return feedback
 
-    def _running_groups(self, cohort: _Cohort) -> list[RowGroup]:
-        drafting = cohort.step == self._template.draft_step
+    def _running_groups(self, cohort: _Cohort) -> tuple[tuple[RowGroup, ...], LaunchShape]:
+        """Row groups of the cohort's next step; steps between which no row changed share them."""
+        drafting = cohort.step == self._template.draft_step and bool(cohort.next_slots)
+        key = (cohort.open, cohort.completing, drafting)
+        known = cohort.memo.get(key)
+        if known is not None:
+            return known
         groups = []
         for slots, plain, draft in (
             (cohort.open, Mode.DENOISE, Mode.DRAFT),
             (cohort.completing, Mode.COMPLETE, Mode.COMPLETE_DRAFT),
         ):
-            if not slots:
-                continue
-            if not drafting or not cohort.next_slots:
-                groups.append(self._group(slots, cohort.step, plain))
-            elif len(cohort.next_slots) == len(cohort.slots):
-                groups.append(self._group(slots, cohort.step, draft))
-            else:
-                for mode, member in ((draft, True), (plain, False)):
-                    part = tuple(s for s in slots if (s in cohort.next_slots) is member)
-                    if part:
-                        groups.append(self._group(part, cohort.step, mode))
-        return groups
+            drafted = tuple(slot for slot in slots if drafting and slot in cohort.next_slots)
+            others = tuple(slot for slot in slots if not drafting or slot not in cohort.next_slots)
+            if drafted:
+                groups.append(self._group(drafted, draft))
+            if others:
+                groups.append(self._group(others, plain))
+        cohort.memo[key] = found = (tuple(groups), launch_shape(groups, self._block_length))
+        return found
 
     def _group(self, slots: tuple[int, ...], step: int, mode: Mode, selecting: bool = False) -> RowGroup:
         rows = [self._rows[slot] for slot in slots]
         return RowGroup(
             slots,
             tuple([row.block for row in rows]),
-            step,
             mode,
             sum([row.prefix for row in rows]),
             sum([row.to_select if selecting else row.selected for row in rows]),
@@ -298,61 +308,63 @@ class Program:
     ) -> Generator[Launch | Idle, Feedback | None, Feedback | None]:
         """Issue a section for ``slots``, layer by layer; returns the answer of its deciding launch, if any."""
         answer = None
-        shapes: dict[Rows, tuple[tuple[RowGroup, ...], LaunchShape]] = {}
-        for stage in section.stages:
-            if stage.rows not in shapes:
-                taking = slots
-                if stage.rows is Rows.NEXT:
-                    taking = tuple(s for s in slots if s in cohort.next_slots and s not in stopped)
-                if taking:
-                    group = self._group(taking, cohort.step, Mode.DENOISE, selecting=True)
-                    shapes[stage.rows] = ((group,), launch_shape((group,), self._block_length))
-        layers = sorted({layer for stage in section.stages for layer in stage.layers})
-        for layer in (*layers, None):
-            for stage in section.stages:
-                if stage.rows not in shapes:
-                    continue
-                if (layer is None) is bool(stage.layers):
-                    continue
-                if layer is not None and layer not in stage.layers:
-                    continue
-                groups, shape = shapes[stage.rows]
-                feedback = yield self._launch(stage, layer, groups, (cohort,), shape)
-                if stage.decides:
-                    answer = feedback
+        shapes = {rows: self._taking(rows, cohort, slots, stopped) for rows in {stage.rows for stage in section.stages}}
+        for stage, layer in self._order(section):
+            taking = shapes[stage.rows]
+            if taking is None:
+                continue
+            groups, shape = taking
+            feedback = yield self._launch(stage, layer, groups, shape, (cohort,))
+            if stage.decides:
+                answer = feedback
         return answer
+
+    def _taking(
+        self, rows: Rows, cohort: _Cohort, slots: tuple[int, ...], stopped: frozenset[int]
+    ) -> tuple[tuple[RowGroup, ...], LaunchShape] | None:
+        """The rows of ``slots`` that a stage takes, with their totals; ``None`` when there are none."""
+        if rows is Rows.NEXT:
+            slots = tuple(s for s in slots if s in cohort.next_slots and s not in stopped)
+        if not slots:
+            return None
+        key = ("section", slots)
+        if key not in cohort.memo:
+            group = self._group(slots, Mode.DENOISE, selecting=True)
+            cohort.memo[key] = ((group,), launch_shape((group,), self._block_length))
+        return cohort.memo[key]
+
+    def _order(self, section: Section) -> list[tuple[Stage, int | None]]:
+        """Launches of a section: layer by layer, then the stages without layers."""
+        order = self._orders.get(id(section))
+        if order is None:
+            layers = sorted({layer for stage in section.stages for layer in stage.layers})
+            order = [(stage, at) for at in layers for stage in section.stages if at in stage.layers]
+            order += [(stage, None) for stage in section.stages if not stage.layers]
+            self._orders[id(section)] = order
+        return order
 
     def _launch(
         self,
         stage: Stage,
         layer: int | None,
         groups: tuple[RowGroup, ...],
+        shape: LaunchShape,
         cohorts: Sequence[_Cohort],
-        shape: LaunchShape | None = None,
     ) -> Launch:
         name = stage.name
         after = self._after(stage, layer, cohorts)
         number = self._next_id
-        self._next_id += 1
+        self._next_id = number + 1
         for cohort in cohorts:
             cohort.issued[name, layer] = number
             if layer is not None:
                 cohort.issued[name, None] = number
-        if name in self._ring_sources:
-            index = self._counts.get(name, 0)
-            self._rings.setdefault(name, {})[index] = number
-        self._counts[name] = self._counts.get(name, 0) + 1
+        count = self._counts.get(name, 0)
+        if name in self._rings:
+            self._rings[name][count] = number
+        self._counts[name] = count + 1
         first = cohorts[0]
-        return Launch(
-            number,
-            stage,
-            layer,
-            groups,
-            shape or launch_shape(groups, self._block_length),
-            after,
-            first.block,
-            first.step,
-        )
+        return Launch(number, stage, layer, groups, shape, after, first.block, first.step)
 
     def _after(self, stage: Stage, layer: int | None, cohorts: Sequence[_Cohort]) -> tuple[int, ...]:
         edges = self._edges[stage.name]
@@ -361,28 +373,23 @@ class Program:
         found: set[int] = set()
         for edge in edges:
             if edge.ring:
-                index = self._counts.get(stage.name, 0) - edge.ring
                 # Each place of the ring is waited for once, so the entry can go.
-                number = self._rings.get(edge.before, {}).pop(index, None)
+                index = self._counts.get(stage.name, 0) - edge.ring
+                number = self._rings[edge.before].pop(index, None)
                 if number is not None:
                     found.add(number)
                 continue
+            wanted = None if edge.layer is LayerLink.LAST or layer is None else layer
+            if edge.layer is LayerLink.PREVIOUS and layer is not None:
+                wanted = layer - 1
             for cohort in cohorts:
                 if edge.first_only and (stage.name, None) in cohort.issued:
                     continue
-                sources = cohort.previous if edge.block_offset else (cohort,)
-                wanted = _linked_layer(edge, layer)
-                for source in sources:
+                for source in cohort.previous if edge.block_offset else (cohort,):
                     number = source.issued.get((edge.before, wanted))
                     if number is not None:
                         found.add(number)
         return tuple(sorted(found))
-
-
-def _linked_layer(edge: Edge, layer: int | None) -> int | None:
-    if layer is None or edge.layer is LayerLink.LAST:
-        return None
-    return layer if edge.layer is LayerLink.SAME else layer - 1
 
 
 def _running(cohort: _Cohort) -> bool:
