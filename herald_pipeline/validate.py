@@ -162,7 +162,8 @@ def _ancestors(launches: Sequence[Launch]) -> list[int]:
         for source in sources:
             if source >= index:
                 raise PipelineError(
-                    f"{_label(launch)} waits for {_label(launches[source])}, which is issued later: it would wait for ever"
+                    f"{_label(launch)} waits for {_label(launches[source])}, which is issued later: "
+                    "it would wait for ever"
                 )
             bits |= found[source] | 1 << source
         found.append(bits)

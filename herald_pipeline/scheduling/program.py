@@ -278,7 +278,7 @@ class Program:
         cohort.memo[key] = found = (tuple(groups), launch_shape(groups, self._block_length))
         return found
 
-    def _group(self, slots: tuple[int, ...], step: int, mode: Mode, selecting: bool = False) -> RowGroup:
+    def _group(self, slots: tuple[int, ...], mode: Mode, selecting: bool = False) -> RowGroup:
         rows = [self._rows[slot] for slot in slots]
         return RowGroup(
             slots,
