@@ -266,6 +266,8 @@ class Engine:
         other stream's kernels can begin. Contention follows from these counts.
     usable_memory_share
         Share of the device memory that weights, pools and logits may fill; the rest is the runtime's.
+    runtime_gb
+        Device memory that the runtime takes before the first allocation. Absent: contained in the share above.
     logit_bytes
         Bytes held per logit of the active blocks.
     """
@@ -290,6 +292,7 @@ class Engine:
     kernels_per_layer: Quantity | None = _quantity("kernels", "launch")
     retrieval_kernels_per_layer: Quantity | None = _quantity("kernels", "launch", "select")
     usable_memory_share: Quantity | None = _quantity("share", "memory")
+    runtime_gb: Quantity | None = _quantity("GB", "memory", optional=True)
     logit_bytes: Quantity | None = _quantity("B", "memory")
 
 
