@@ -91,8 +91,8 @@ class Sampler:
     ) -> Choice:
         """Choose from ``logits [..., V]``.
 
-        ``seed``, ``position`` and ``step`` (round) are numbers or int64 arrays that broadcast against ``[...]``; a
-        ``[rows]`` array stands for one value a row.
+        ``seed``, ``position`` and ``step`` (round) are numbers or int64 arrays that broadcast against ``[...]``; beside
+        ``[rows, L, V]``, a ``[rows]`` seed or step stands for one value a row.
         """
         xp = array_namespace(logits)
         probability, entropy = _softmax(logits, with_entropy)
@@ -104,7 +104,7 @@ class Sampler:
             token = xp.argmax(allowed, axis=-1)
         else:
             zero = xp.zeros_like(logits[..., 0], dtype=xp.int64)
-            uniform = hash_uniform(zero + position, zero + column(seed), zero + column(step))
+            uniform = hash_uniform(zero + position, zero + _by_row(seed, zero), zero + _by_row(step, zero))
             token = self._draw(allowed, uniform)
         confidence = xp.take_along_axis(probability, token[..., None], axis=-1)[..., 0]
         return Choice(xp.astype(token, xp.int64), confidence, entropy)
@@ -124,6 +124,10 @@ class Sampler:
         last = xp.sum(xp.astype(kept > 0, xp.int64), axis=-1) - 1
         place = xp.where(place > last, last, place)
         return xp.take_along_axis(order, place[..., None], axis=-1)[..., 0]
+
+
+def _by_row(value: Any, like: Array) -> Any:
+    return column(value) if like.ndim > 1 else value
 
 
 def _softmax(logits: Array, with_entropy: bool) -> tuple[Array, Array | None]:
