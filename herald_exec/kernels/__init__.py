@@ -1,0 +1,54 @@
+"""CPU kernels of the retrieval stream: fused attention + importance + exact top-k, and the gather.
+
+::
+
+    tier      vectors     x = 1 (few query rows)     many rows (x >= 4)
+    portable  4 floats    dot products               lanes are query rows
+    avx2      8 floats    dot products               lanes are query rows
+    avx512    16 floats   dot products               lanes are query rows
+
+One C file per instruction set behind one table (``csrc/``), chosen at run time (:mod:`.dispatch`); the definition is
+:mod:`.reference` in float64. All calls release the GIL and share one pool of threads, so a selection and a gather can run
+at once.
+"""
+
+try:
+    from . import _core as _core
+except ImportError as error:
+    _message = (
+        "the CPU kernels are not built; run `pip install -e .` in the checkout (needs a C compiler), "
+        f"or `make demo` ({error})"
+    )
+    raise ImportError(_message) from error
+
+from . import reference
+from .bandwidth import memcpy_gb_s, pool_read_gb_s, read_bandwidth_gb_s
+from .dispatch import active_tier, capabilities, set_tier, tier_names, usable_tiers
+from .selection import Draft, Selection, SelectOptions, gather, kernel_kind, select, topk
+from .store import PAGE_TOKENS, FlatKV, PagedKV, as_storage, from_float32, storage_dtype, to_float32
+
+__all__ = [
+    "PAGE_TOKENS",
+    "Draft",
+    "FlatKV",
+    "PagedKV",
+    "SelectOptions",
+    "Selection",
+    "active_tier",
+    "as_storage",
+    "capabilities",
+    "from_float32",
+    "gather",
+    "kernel_kind",
+    "memcpy_gb_s",
+    "pool_read_gb_s",
+    "read_bandwidth_gb_s",
+    "reference",
+    "select",
+    "set_tier",
+    "storage_dtype",
+    "tier_names",
+    "to_float32",
+    "topk",
+    "usable_tiers",
+]

@@ -1,0 +1,56 @@
+"""Ceilings measured with the kernels' own threads: DRAM reads and copies."""
+
+import statistics
+
+from herald_pipeline.errors import CapacityError, ConfigError, check_number
+
+from . import _core
+from .dispatch import tier_index
+from .selection import check_threads
+from .store import PagedKV
+
+
+def _mapped(num_bytes: int) -> int:
+    problem = check_number(num_bytes, "num_bytes", minimum=1 << 20, integer=True)
+    if problem:
+        raise ConfigError(problem)
+    address = _core.map_memory(num_bytes)
+    if not address:
+        message = f"cannot map {num_bytes / 1e9:.2f} GB to measure; pass fewer num_bytes"
+        raise CapacityError(message)
+    return address
+
+
+def read_bandwidth_gb_s(num_bytes: int, threads: int | None = None, repeats: int = 5) -> float:
+    """Median rate in GB/s at which the active tier's widest loads read ``num_bytes`` once."""
+    count = check_threads(threads)
+    address = _mapped(num_bytes)
+    try:
+        _core.fill_normal(address, num_bytes // 2, 0, 1, count)
+        seconds = [_core.read_seconds(tier_index(), address, num_bytes, count) for _ in range(repeats)]
+    finally:
+        _core.unmap_memory(address, num_bytes)
+    return num_bytes / statistics.median(seconds) / 1e9
+
+
+def pool_read_gb_s(pool: PagedKV, threads: int | None = None) -> float:
+    """GB/s of one sequential read of a whole pool: the ceiling on the very memory that a kernel reads."""
+    _ = pool.pages
+    return pool.nbytes / _core.read_seconds(tier_index(), pool.address, pool.nbytes, check_threads(threads)) / 1e9
+
+
+def memcpy_gb_s(num_bytes: int, threads: int | None = None, repeats: int = 5) -> float:
+    """Median payload rate in GB/s of copying ``num_bytes`` (each byte is read and written once)."""
+    count = check_threads(threads)
+    source = _mapped(num_bytes)
+    try:
+        target = _mapped(num_bytes)
+        try:
+            _core.touch(source, num_bytes, count)
+            _core.touch(target, num_bytes, count)
+            seconds = [_core.copy_seconds(target, source, num_bytes, count) for _ in range(repeats)]
+        finally:
+            _core.unmap_memory(target, num_bytes)
+    finally:
+        _core.unmap_memory(source, num_bytes)
+    return num_bytes / statistics.median(seconds) / 1e9

@@ -1,0 +1,493 @@
+/* The kernels of one vector tier, written once over `vf`; a tier's file includes its vec_*.h and then this.
+ *
+ * FEW (W lanes along head_dim): scores by dot products of a K row with up to four query rows at once, PV over sub-tiles of
+ * 32 rows that stay in L1. K and V are touched strictly row after row, so hardware prefetchers stay trained.
+ * MANY (W lanes are query rows): two small matrix products over a tile widened to fp32 in scratch.
+ *
+ * Both keep p = 2^(s - running maximum) and the running maximum of each tile. Importance follows later as
+ * p * 2^(tile maximum - final maximum) / l: no second exponential per score.
+ */
+#define CAT_(a, b, c) a##b##_##c
+#define CAT(a, b, c) CAT_(a, b, c)
+#define FN(name) CAT(herald_, TIER, name)
+
+#define CHUNK_FLOATS (2 * W) /* one load of bf16: W even and W odd elements */
+#define SUB_TILE 32
+
+/* 2^x for x <= 0; below 2^-100 it is 0, so that no denormal slows the products. Relative error 2e-7; NaN stays. */
+INLINE vf vf_exp2(vf x) {
+    vf clamped = vf_max(vf_set1(-126.0f), x);
+    vf n = vf_round(clamped), f = vf_sub(clamped, n);
+    vf p = vf_set1(1.5403530393381609e-4f);
+    p = vf_fma(p, f, vf_set1(1.3333558146428443e-3f));
+    p = vf_fma(p, f, vf_set1(9.6181291076284772e-3f));
+    p = vf_fma(p, f, vf_set1(5.5504108664821580e-2f));
+    p = vf_fma(p, f, vf_set1(2.4022650695910072e-1f));
+    p = vf_fma(p, f, vf_set1(6.9314718055994531e-1f));
+    p = vf_fma(p, f, vf_set1(1.0f));
+    return vf_zero_below(vf_exp2_scale(p, x, n), x, -100.0f);
+}
+
+INLINE void load_chunk(const char *row, int chunk, int bf16, vf *a, vf *b) {
+    if (bf16)
+        vf_load2_bf16((const uint16_t *)row + chunk * CHUNK_FLOATS, a, b);
+    else {
+        *a = vf_load((const float *)row + chunk * CHUNK_FLOATS);
+        *b = vf_load((const float *)row + chunk * CHUNK_FLOATS + W);
+    }
+}
+
+INLINE void prefetch_bytes(const char *from, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
+}
+
+/* count rows of head_dim elements to fp32 rows of `stride` floats, zero beyond head_dim. */
+static void FN(widen)(const char *from, int dtype, int head_dim, int count, float *to, int stride) {
+    for (int i = 0; i < count; i++, to += stride, from += (int64_t)head_dim * herald_element_bytes(dtype)) {
+        int c = 0;
+        if (dtype == HERALD_BF16)
+            for (; c + W <= head_dim; c += W) vf_store(to + c, vf_bf16((const uint16_t *)from + c));
+        else if (dtype == HERALD_FP16)
+            for (; c + W <= head_dim; c += W) vf_store(to + c, vf_fp16((const uint16_t *)from + c));
+        else
+            for (; c + W <= head_dim; c += W) vf_store(to + c, vf_load((const float *)from + c));
+        if (c < head_dim) { /* head_dim is a multiple of 8, W may be 16: widen a copy with zeros behind */
+            char rest[W * 4] = {0};
+            memcpy(rest, from + (int64_t)c * herald_element_bytes(dtype),
+                   (size_t)(head_dim - c) * (size_t)herald_element_bytes(dtype));
+            vf v = dtype == HERALD_BF16   ? vf_bf16((const uint16_t *)rest)
+                   : dtype == HERALD_FP16 ? vf_fp16((const uint16_t *)rest)
+                                          : vf_load((const float *)rest);
+            vf_store(to + c, v);
+            c += W;
+        }
+        for (; c < stride; c += W) vf_store(to + c, vf_set1(0.0f));
+    }
+}
+
+/* ---- FEW ------------------------------------------------------------------------------------------------------ */
+
+/* Rows of fp32 (queries, outputs) to and from the order in which load_chunk yields elements. */
+static void FN(pack)(const float *from, int rows, int head_dim, int padded, int bf16, float *to) {
+    for (int row = 0; row < rows; row++, from += head_dim, to += padded)
+        for (int c = 0; c < padded; c++) {
+            int in = c % CHUNK_FLOATS, source = c;
+            if (bf16) source = c - in + (in < W ? 2 * in : 2 * (in - W) + 1);
+            to[c] = source < head_dim ? from[source] : 0.0f;
+        }
+}
+static void FN(unpack)(const float *from, int rows, int head_dim, int padded, int bf16, float *to) {
+    for (int row = 0; row < rows; row++, from += padded, to += head_dim)
+        for (int c = 0; c < padded; c++) {
+            int in = c % CHUNK_FLOATS, target = c;
+            if (bf16) target = c - in + (in < W ? 2 * in : 2 * (in - W) + 1);
+            if (target < head_dim) to[target] = from[c];
+        }
+}
+
+INLINE void qk_rows(const char *k, int64_t stride, int n, const float *q, int chunks, int rows, int bf16, float *s,
+                    const char *ahead) {
+    for (int j = 0; j < n; j += QK_KEYS) {
+        const char *key[QK_KEYS]; /* a tail repeats the last key: its extra scores are masked later */
+        for (int i = 0; i < QK_KEYS; i++) key[i] = k + (j + i < n ? j + i : n - 1) * stride;
+        if (ahead) prefetch_bytes(ahead + j * stride, QK_KEYS * stride);
+        vf acc[QK_KEYS * 4];
+        for (int i = 0; i < QK_KEYS * 4; i++) acc[i] = vf_set1(0.0f);
+        for (int c = 0; c < chunks; c++) {
+            vf a[QK_KEYS], b[QK_KEYS];
+#pragma GCC unroll 8
+            for (int i = 0; i < QK_KEYS; i++) load_chunk(key[i], c, bf16, &a[i], &b[i]);
+#pragma GCC unroll 4
+            for (int row = 0; row < rows; row++) {
+                const float *qr = q + (row * chunks + c) * CHUNK_FLOATS;
+                vf qa = vf_load(qr), qb = vf_load(qr + W);
+#pragma GCC unroll 8
+                for (int i = 0; i < QK_KEYS; i++)
+                    acc[i * 4 + row] = vf_fma(b[i], qb, vf_fma(a[i], qa, acc[i * 4 + row]));
+            }
+        }
+        reduce_block(acc, rows, s + j);
+    }
+}
+
+static void FN(qk_few)(const char *k, int64_t stride, int n, const float *q, int chunks, int rows, int bf16, float *s,
+                       const char *ahead) {
+    for (int row = 0; row < rows; row += 4, ahead = NULL) {
+        const float *qr = q + row * chunks * CHUNK_FLOATS;
+        float *sr = s + row * HERALD_TILE;
+        int some = rows - row < 4 ? rows - row : 4;
+#define CASE(R) \
+    case R: \
+        if (bf16) qk_rows(k, stride, n, qr, chunks, R, 1, sr, ahead); \
+        else qk_rows(k, stride, n, qr, chunks, R, 0, sr, ahead); \
+        break;
+        switch (some) { CASE(1) CASE(2) CASE(3) CASE(4) }
+#undef CASE
+    }
+}
+
+/* Scores of one tile to p in place; m, l updated; scale[row] = what o must be multiplied by. Returns whether any is not 1. */
+static int FN(softmax_few)(float *s, int n, int rows, float *m, float *l, float *scale) {
+    int rescale = 0;
+    for (int row = 0; row < rows; row++, s += HERALD_TILE) {
+        for (int j = n; j < HERALD_TILE; j++) s[j] = -__builtin_inff();
+        vf top = vf_load(s);
+        for (int j = W; j < HERALD_TILE; j += W) top = vf_max(top, vf_load(s + j));
+        float old = m[row], highest = vf_hmax(top), now = highest > old ? highest : old;
+        vf sum = vf_set1(0.0f);
+        for (int j = 0; j < HERALD_TILE; j += W) {
+            vf p = vf_exp2(vf_sub(vf_load(s + j), vf_set1(now)));
+            vf_store(s + j, p);
+            sum = vf_add(sum, p);
+        }
+        float factor = 1.0f;
+        if (now != old) {
+            float lanes[W];
+            vf_store(lanes, vf_exp2(vf_set1(old - now)));
+            factor = lanes[0];
+            rescale = 1;
+        }
+        m[row] = now;
+        l[row] = l[row] * factor + vf_hsum(sum);
+        scale[row] = factor;
+    }
+    return rescale;
+}
+
+INLINE void pv_rows(const char *v, int64_t stride, int n, const float *p, int chunk, int chunks, int rows, int some,
+                    int bf16, float *o) {
+    vf acc[PV_ROWS * PV_CHUNKS * 2];
+#pragma GCC unroll 4
+    for (int row = 0; row < rows; row++)
+#pragma GCC unroll 8
+        for (int i = 0; i < 2 * some; i++)
+            acc[row * 2 * some + i] = vf_load(o + (row * chunks + chunk) * CHUNK_FLOATS + i * W);
+    for (int j = 0; j < n; j++, v += stride) {
+        vf a[PV_CHUNKS], b[PV_CHUNKS];
+#pragma GCC unroll 4
+        for (int i = 0; i < some; i++) load_chunk(v, chunk + i, bf16, &a[i], &b[i]);
+#pragma GCC unroll 4
+        for (int row = 0; row < rows; row++) {
+            vf weight = vf_set1(p[row * HERALD_TILE + j]);
+#pragma GCC unroll 4
+            for (int i = 0; i < some; i++) {
+                acc[(row * some + i) * 2] = vf_fma(a[i], weight, acc[(row * some + i) * 2]);
+                acc[(row * some + i) * 2 + 1] = vf_fma(b[i], weight, acc[(row * some + i) * 2 + 1]);
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (int row = 0; row < rows; row++)
+#pragma GCC unroll 8
+        for (int i = 0; i < 2 * some; i++)
+            vf_store(o + (row * chunks + chunk) * CHUNK_FLOATS + i * W, acc[row * 2 * some + i]);
+}
+
+INLINE void pv_block(const char *v, int64_t stride, int n, const float *p, int chunk, int chunks, int rows, int some,
+                     int bf16, float *o) {
+    for (int row = 0; row < rows; row += PV_ROWS) {
+        int left = rows - row < PV_ROWS ? rows - row : PV_ROWS;
+        const float *pr = p + row * HERALD_TILE;
+        float *or = o + row * chunks * CHUNK_FLOATS;
+        switch (left) {
+            case 1: pv_rows(v, stride, n, pr, chunk, chunks, 1, some, bf16, or); break;
+#if PV_ROWS >= 2
+            case 2: pv_rows(v, stride, n, pr, chunk, chunks, 2, some, bf16, or); break;
+#endif
+#if PV_ROWS >= 4
+            case 3: pv_rows(v, stride, n, pr, chunk, chunks, 3, some, bf16, or); break;
+            case 4: pv_rows(v, stride, n, pr, chunk, chunks, 4, some, bf16, or); break;
+#endif
+        }
+    }
+}
+
+/* o[row] += p[row][j] * v[j] over n rows of V; o in chunk order. */
+static void FN(pv_few)(const char *v, int64_t stride, int n, const float *p, int chunks, int rows, int bf16, float *o,
+                       const char *ahead) {
+    for (int j = 0; j < n; j += SUB_TILE) {
+        int some = n - j < SUB_TILE ? n - j : SUB_TILE;
+        if (ahead) prefetch_bytes(ahead + j * stride, some * stride);
+        int chunk = 0;
+        for (; chunk + PV_CHUNKS <= chunks; chunk += PV_CHUNKS) {
+            if (bf16) pv_block(v + j * stride, stride, some, p + j, chunk, chunks, rows, PV_CHUNKS, 1, o);
+            else pv_block(v + j * stride, stride, some, p + j, chunk, chunks, rows, PV_CHUNKS, 0, o);
+        }
+        for (; chunk < chunks; chunk++) {
+            if (bf16) pv_block(v + j * stride, stride, some, p + j, chunk, chunks, rows, 1, 1, o);
+            else pv_block(v + j * stride, stride, some, p + j, chunk, chunks, rows, 1, 0, o);
+        }
+    }
+}
+
+static inline int FN(padded)(int head_dim) { return (int)herald_round_up((size_t)head_dim, CHUNK_FLOATS); }
+static size_t FN(scratch_bytes)(int rows, int head_dim) {
+    size_t lanes = herald_round_up((size_t)rows, W), dim = (size_t)FN(padded)(head_dim);
+    /* queries, outputs (either order), one widened tile, a tile of scores, scale, and a spare line each */
+    return sizeof(float) * (2 * lanes * dim + HERALD_TILE * (dim + lanes) + lanes) + 5 * 64;
+}
+static char *FN(take)(char **from, size_t bytes) {
+    char *here = *from;
+    *from += herald_round_up(bytes, 64);
+    return here;
+}
+
+static size_t FN(p_tile_few)(int rows) { return sizeof(float) * HERALD_TILE * (size_t)rows; }
+static size_t FN(p_max_few)(int rows) { return (size_t)rows; }
+
+static void FN(attend_few)(const herald_attend *args) {
+    int rows = args->rows, dim = FN(padded)(args->head_dim), chunks = dim / CHUNK_FLOATS;
+    int direct = dim == args->head_dim && args->dtype != HERALD_FP16, bf16 = direct && args->dtype == HERALD_BF16;
+    int64_t row_bytes = (int64_t)args->head_dim * herald_element_bytes(args->dtype);
+    int64_t stride = direct ? row_bytes : dim * (int64_t)sizeof(float);
+    char *scratch = args->scratch;
+    float *q = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(rows * dim));
+    float *o = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(rows * dim));
+    float *wide = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(HERALD_TILE * dim));
+    float *scale = (float *)FN(take)(&scratch, sizeof(float) * (size_t)rows);
+    float *apart = (float *)FN(take)(&scratch, FN(p_tile_few)(rows));
+    FN(pack)(args->q, rows, args->head_dim, dim, bf16, q);
+    memset(o, 0, sizeof(float) * (size_t)(rows * dim));
+    for (int row = 0; row < rows; row++) args->m[row] = HERALD_SCORE_MIN, args->l[row] = 0.0f;
+    int64_t ahead_bytes = args->prefetch_tiles * args->stream.tile_bytes;
+    for (int64_t first = 0, tile = 0; first < args->num_keys; first += HERALD_TILE, tile++) {
+        int n = (int)(args->num_keys - first < HERALD_TILE ? args->num_keys - first : HERALD_TILE);
+        const char *k = args->stream.k + tile * args->stream.tile_bytes;
+        const char *v = args->stream.v + tile * args->stream.tile_bytes;
+        const char *k_ahead = ahead_bytes && direct ? k + ahead_bytes : NULL;
+        const char *v_ahead = ahead_bytes && direct && args->output ? v + ahead_bytes : NULL;
+        float *p = (float *)(args->p + (args->keep_p ? (size_t)tile * FN(p_tile_few)(rows) : 0));
+        if (!direct) FN(widen)(k, args->dtype, args->head_dim, n, wide, dim), k = (const char *)wide;
+        FN(qk_few)(k, stride, n, q, chunks, rows, bf16, p, k_ahead);
+        if (args->raw) p = memcpy(apart, p, FN(p_tile_few)(rows));
+        int rescale = FN(softmax_few)(p, n, rows, args->m, args->l, scale);
+        if (args->keep_p) memcpy(args->p_max + tile * rows, args->m, sizeof(float) * (size_t)rows);
+        if (!args->output) continue;
+        if (rescale)
+            for (int row = 0; row < rows; row++)
+                for (int c = 0; c < dim; c += W)
+                    vf_store(o + row * dim + c, vf_mul(vf_load(o + row * dim + c), vf_set1(scale[row])));
+        if (!direct) FN(widen)(v, args->dtype, args->head_dim, n, wide, dim), v = (const char *)wide;
+        FN(pv_few)(v, stride, n, p, chunks, rows, bf16, o, v_ahead);
+    }
+    if (args->output) FN(unpack)(o, rows, args->head_dim, dim, bf16, args->o);
+}
+
+/* Factor of each row for one tile; a row whose l is not finite carries its NaN into the importance. */
+INLINE float tile_weight(float p_max, float m, float inv_l) {
+    float lanes[W];
+    vf_store(lanes, vf_exp2(vf_set1(p_max - m)));
+    return lanes[0] * inv_l;
+}
+
+static void FN(importance_few)(const herald_attend *args, const float *m, const float *inv_l, float *out) {
+    int64_t tiles = (args->num_keys + HERALD_TILE - 1) / HERALD_TILE;
+    for (int64_t tile = 0; tile < tiles; tile++, out += HERALD_TILE) {
+        const float *p = (const float *)(args->p + (size_t)tile * FN(p_tile_few)(args->rows));
+        vf sum[HERALD_TILE / W];
+        for (int j = 0; j < HERALD_TILE / W; j++) sum[j] = vf_set1(0.0f);
+        for (int row = 0; row < args->rows; row++, p += HERALD_TILE) {
+            if (args->raw) {
+                vf top = vf_set1(m[row]), inverse = vf_set1(inv_l[row]);
+                for (int j = 0; j < HERALD_TILE / W; j++)
+                    sum[j] = vf_fma(vf_exp2(vf_sub(vf_load(p + j * W), top)), inverse, sum[j]);
+                continue;
+            }
+            vf weight = vf_set1(tile_weight(args->p_max[tile * args->rows + row], m[row], inv_l[row]));
+            for (int j = 0; j < HERALD_TILE / W; j++) sum[j] = vf_fma(vf_load(p + j * W), weight, sum[j]);
+        }
+        for (int j = 0; j < HERALD_TILE / W; j++) vf_store(out + j * W, sum[j]);
+    }
+}
+
+static void FN(weights_few)(const herald_attend *args, const float *m, const int32_t *indices, int count, float *out,
+                            int stride) {
+    for (int row = 0; row < args->rows; row++)
+        for (int i = 0; i < count; i++) {
+            int64_t tile = indices[i] / HERALD_TILE;
+            const float *p = (const float *)(args->p + (size_t)tile * FN(p_tile_few)(args->rows));
+            float factor = tile_weight(args->p_max[tile * args->rows + row], m[row], 1.0f);
+            out[row * stride + i] = p[row * HERALD_TILE + indices[i] % HERALD_TILE] * factor;
+        }
+}
+
+static void FN(accumulate)(const char *v, int dtype, int head_dim, int count, const float *weight, int rows, float *o,
+                           char *scratch) {
+    int dim = FN(padded)(head_dim), chunks = dim / CHUNK_FLOATS;
+    float *wide = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(HERALD_TILE * dim));
+    float *sum = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(rows * dim));
+    FN(pack)(o, rows, head_dim, dim, 0, sum);
+    FN(widen)(v, dtype, head_dim, count, wide, dim);
+    FN(pv_few)((const char *)wide, dim * (int64_t)sizeof(float), count, weight, chunks, rows, 0, sum, NULL);
+    FN(unpack)(sum, rows, head_dim, dim, 0, o);
+}
+
+/* ---- MANY ----------------------------------------------------------------------------------------------------- */
+
+/* c[i][lane] = scale[lane] * c[i][lane] + sum over t of a(t, i) * b[t][lane], a(t, i) = a[t * at + i * ai]. */
+INLINE void gemm_block(const float *a, int64_t at, int64_t ai, int items, const float *b, int64_t bt, int steps,
+                       float *c, int64_t ci, int lanes, const float *scale) {
+    vf acc[GEMM_ITEMS * GEMM_LANES];
+#pragma GCC unroll 8
+    for (int i = 0; i < items; i++)
+#pragma GCC unroll 4
+        for (int x = 0; x < lanes; x++)
+            acc[i * lanes + x] =
+                scale ? vf_mul(vf_load(c + i * ci + x * W), vf_load(scale + x * W)) : vf_set1(0.0f);
+    for (int t = 0; t < steps; t++) {
+        vf right[GEMM_LANES];
+#pragma GCC unroll 4
+        for (int x = 0; x < lanes; x++) right[x] = vf_load(b + t * bt + x * W);
+#pragma GCC unroll 8
+        for (int i = 0; i < items; i++) {
+            vf left = vf_set1(a[t * at + i * ai]);
+#pragma GCC unroll 4
+            for (int x = 0; x < lanes; x++) acc[i * lanes + x] = vf_fma(left, right[x], acc[i * lanes + x]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < items; i++)
+#pragma GCC unroll 4
+        for (int x = 0; x < lanes; x++) vf_store(c + i * ci + x * W, acc[i * lanes + x]);
+}
+
+/* All items (a multiple of GEMM_ITEMS: keys of a tile, or head_dim) x `lanes` query rows (a multiple of W). */
+static void FN(gemm)(const float *a, int64_t at, int64_t ai, int items, const float *b, int lanes, int steps, float *c,
+                     const float *scale) {
+    int lane = 0;
+    for (; lane + GEMM_LANES * W <= lanes; lane += GEMM_LANES * W)
+        for (int i = 0; i < items; i += GEMM_ITEMS)
+            gemm_block(a + i * ai, at, ai, GEMM_ITEMS, b + lane, lanes, steps, c + (int64_t)i * lanes + lane, lanes,
+                       GEMM_LANES, scale ? scale + lane : NULL);
+    for (; lane < lanes; lane += W)
+        for (int i = 0; i < items; i += GEMM_ITEMS)
+            gemm_block(a + i * ai, at, ai, GEMM_ITEMS, b + lane, lanes, steps, c + (int64_t)i * lanes + lane, lanes, 1,
+                       scale ? scale + lane : NULL);
+}
+
+static size_t FN(p_tile_many)(int rows) { return sizeof(float) * HERALD_TILE * herald_round_up((size_t)rows, W); }
+static size_t FN(p_max_many)(int rows) { return herald_round_up((size_t)rows, W); }
+
+/* m, l, scale: [lanes]. */
+static void FN(softmax_many)(float *s, int n, int lanes, float *m, float *l, float *scale) {
+    for (int lane = 0; lane < lanes; lane += W) {
+        vf old = vf_load(m + lane), now = old, sum = vf_set1(0.0f);
+        for (int j = 0; j < n; j++) now = vf_max(vf_load(s + j * lanes + lane), now);
+        for (int j = 0; j < n; j++) {
+            vf p = vf_exp2(vf_sub(vf_load(s + j * lanes + lane), now));
+            vf_store(s + j * lanes + lane, p);
+            sum = vf_add(sum, p);
+        }
+        vf factor = vf_exp2(vf_sub(old, now));
+        vf_store(scale + lane, factor);
+        vf_store(l + lane, vf_fma(vf_load(l + lane), factor, sum));
+        vf_store(m + lane, now);
+    }
+}
+
+static void FN(attend_many)(const herald_attend *args) {
+    int rows = args->rows, lanes = (int)herald_round_up((size_t)rows, W), dim = args->head_dim;
+    float m[1024], l[1024], scale[1024];
+    char *scratch = args->scratch;
+    float *q = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(lanes * dim));  /* [dim][lanes] */
+    float *o = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(lanes * dim));  /* [dim][lanes] */
+    float *wide = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(HERALD_TILE * FN(padded)(dim)));
+    float *apart = (float *)FN(take)(&scratch, FN(p_tile_many)(rows));
+    for (int c = 0; c < dim; c++)
+        for (int row = 0; row < lanes; row++) q[c * lanes + row] = row < rows ? args->q[row * dim + c] : 0.0f;
+    memset(o, 0, sizeof(float) * (size_t)(lanes * dim));
+    for (int row = 0; row < lanes; row++) m[row] = HERALD_SCORE_MIN, l[row] = 0.0f;
+    int64_t ahead_bytes = args->prefetch_tiles * args->stream.tile_bytes;
+    int64_t tile_half = (int64_t)HERALD_TILE * dim * herald_element_bytes(args->dtype);
+    for (int64_t first = 0, tile = 0; first < args->num_keys; first += HERALD_TILE, tile++) {
+        int n = (int)(args->num_keys - first < HERALD_TILE ? args->num_keys - first : HERALD_TILE);
+        int items = (int)herald_round_up((size_t)n, GEMM_ITEMS);
+        const char *k = args->stream.k + tile * args->stream.tile_bytes;
+        const char *v = args->stream.v + tile * args->stream.tile_bytes;
+        float *p = (float *)(args->p + (args->keep_p ? (size_t)tile * FN(p_tile_many)(rows) : 0));
+        if (ahead_bytes) prefetch_bytes(k + ahead_bytes, tile_half);
+        FN(widen)(k, args->dtype, dim, n, wide, dim);
+        if (n < items) memset(wide + (int64_t)n * dim, 0, sizeof(float) * (size_t)((items - n) * dim));
+        FN(gemm)(wide, 1, dim, items, q, lanes, dim, p, NULL);
+        if (args->raw) p = memcpy(apart, p, FN(p_tile_many)(rows));
+        FN(softmax_many)(p, n, lanes, m, l, scale);
+        if (n < HERALD_TILE) memset(p + (int64_t)n * lanes, 0, sizeof(float) * (size_t)((HERALD_TILE - n) * lanes));
+        if (args->keep_p) memcpy(args->p_max + tile * lanes, m, sizeof(float) * (size_t)lanes);
+        if (!args->output) continue;
+        if (ahead_bytes) prefetch_bytes(v + ahead_bytes, tile_half);
+        FN(widen)(v, args->dtype, dim, n, wide, dim);
+        FN(gemm)(wide, dim, 1, dim, p, lanes, n, o, scale);
+    }
+    memcpy(args->m, m, sizeof(float) * (size_t)rows);
+    memcpy(args->l, l, sizeof(float) * (size_t)rows);
+    if (args->output)
+        for (int row = 0; row < rows; row++)
+            for (int c = 0; c < dim; c++) args->o[row * dim + c] = o[c * lanes + row];
+}
+
+static void FN(importance_many)(const herald_attend *args, const float *m, const float *inv_l, float *out) {
+    int lanes = (int)herald_round_up((size_t)args->rows, W);
+    int64_t tiles = (args->num_keys + HERALD_TILE - 1) / HERALD_TILE;
+    float weight[1024], top[1024];
+    for (int row = 0; row < lanes; row++) top[row] = row < args->rows ? m[row] : 0.0f;
+    for (int64_t tile = 0; tile < tiles; tile++, out += HERALD_TILE) {
+        const float *p = (const float *)(args->p + (size_t)tile * FN(p_tile_many)(args->rows));
+        if (args->raw) {
+            for (int row = 0; row < lanes; row++) weight[row] = row < args->rows ? inv_l[row] : 0.0f;
+            for (int j = 0; j < HERALD_TILE; j++, p += lanes) {
+                vf sum = vf_set1(0.0f);
+                for (int lane = 0; lane < lanes; lane += W)
+                    sum = vf_fma(vf_exp2(vf_sub(vf_load(p + lane), vf_load(top + lane))), vf_load(weight + lane), sum);
+                out[j] = vf_hsum(sum);
+            }
+            continue;
+        }
+        for (int row = 0; row < lanes; row++)
+            weight[row] = row < args->rows ? tile_weight(args->p_max[tile * lanes + row], m[row], inv_l[row]) : 0.0f;
+        for (int j = 0; j < HERALD_TILE; j++, p += lanes) {
+            vf sum = vf_mul(vf_load(p), vf_load(weight));
+            for (int lane = W; lane < lanes; lane += W) sum = vf_fma(vf_load(p + lane), vf_load(weight + lane), sum);
+            out[j] = vf_hsum(sum);
+        }
+    }
+}
+
+static void FN(weights_many)(const herald_attend *args, const float *m, const int32_t *indices, int count, float *out,
+                             int stride) {
+    int lanes = (int)herald_round_up((size_t)args->rows, W);
+    for (int i = 0; i < count; i++) {
+        int64_t tile = indices[i] / HERALD_TILE;
+        const float *p = (const float *)(args->p + (size_t)tile * FN(p_tile_many)(args->rows)) +
+                         indices[i] % HERALD_TILE * lanes;
+        for (int row = 0; row < args->rows; row++)
+            out[row * stride + i] = p[row] * tile_weight(args->p_max[tile * lanes + row], m[row], 1.0f);
+    }
+}
+
+/* ---- selection, gather, bandwidth ----------------------------------------------------------------------------- */
+
+static int64_t FN(collect)(const float *values, int64_t length, uint32_t threshold, uint32_t *keys,
+                           int32_t *positions) {
+    int64_t n = 0, i = 0;
+    for (; i + W <= length; i += W) n += collect_block(values + i, threshold, (int32_t)i, keys + n, positions + n);
+    for (; i < length; i++) {
+        uint32_t bits;
+        memcpy(&bits, values + i, 4);
+        uint32_t key = herald_key(bits);
+        if (key >= threshold) keys[n] = key, positions[n++] = (int32_t)i;
+    }
+    return n;
+}
+static void FN(copy_row)(char *to, const char *from, int64_t bytes, int streaming) {
+    copy_block(to, from, bytes, streaming);
+}
+static void FN(fence)(void) { store_fence(); }
+static uint64_t FN(read)(const char *from, int64_t bytes) { return read_bytes(from, bytes); }
+
+#define TABLE_FIELDS \
+    .scratch_bytes = FN(scratch_bytes), .accumulate = FN(accumulate), .collect = FN(collect), \
+    .copy_row = FN(copy_row), .fence = FN(fence), .read = FN(read)
+#define FEW_AND_MANY \
+    .attend = {FN(attend_few), FN(attend_many)}, .importance = {FN(importance_few), FN(importance_many)}, \
+    .weights = {FN(weights_few), FN(weights_many)}, .p_tile_bytes = {FN(p_tile_few), FN(p_tile_many)}, \
+    .p_max_floats = {FN(p_max_few), FN(p_max_many)}

@@ -1,0 +1,50 @@
+/* Selected rows into contiguous buffers that a copy engine can take whole: rows ascending, sixteen ahead prefetched,
+ * stores past the cache (the next reader is the device, not this core). */
+#include "herald.h"
+#include <string.h>
+
+#define PIECE 256 /* rows of one task */
+#define AHEAD 16
+
+typedef struct {
+    const herald_gather_args *args;
+    int64_t pieces;
+} gather_job;
+
+static inline const char *row_of(herald_stream stream, const char *first, int32_t position, int64_t row_bytes) {
+    return first + position / HERALD_TILE * stream.tile_bytes + position % HERALD_TILE * row_bytes;
+}
+
+static void gather_piece(void *context, int64_t task) {
+    const gather_job *job = context;
+    const herald_gather_args *args = job->args;
+    int64_t heads = args->kv->num_heads, unit = task / job->pieces, from = task % job->pieces * PIECE;
+    int64_t count = args->counts[unit], to = from + PIECE < args->max_k ? from + PIECE : args->max_k;
+    herald_stream stream = herald_stream_of(args->kv, args->layer, args->slots[unit / heads], unit % heads);
+    int64_t bytes = (int64_t)args->kv->head_dim * herald_element_bytes(args->kv->dtype);
+    const int32_t *indices = args->indices + unit * args->max_k;
+    char *out_k = args->out_k + (unit * args->max_k + from) * bytes;
+    char *out_v = args->out_v + (unit * args->max_k + from) * bytes;
+    int streaming = bytes % 64 == 0 && (uintptr_t)out_k % 64 == 0 && (uintptr_t)out_v % 64 == 0;
+    int64_t valid = to < count ? to : count;
+    for (int64_t i = from; i < valid; i++, out_k += bytes, out_v += bytes) {
+        if (i + AHEAD < count) {
+            const char *k = row_of(stream, stream.k, indices[i + AHEAD], bytes);
+            const char *v = row_of(stream, stream.v, indices[i + AHEAD], bytes);
+            for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(k + b, 0, 3), __builtin_prefetch(v + b, 0, 3);
+        }
+        args->tier->copy_row(out_k, row_of(stream, stream.k, indices[i], bytes), bytes, streaming);
+        args->tier->copy_row(out_v, row_of(stream, stream.v, indices[i], bytes), bytes, streaming);
+    }
+    int64_t filler = to - (valid > from ? valid : from);
+    if (filler > 0) { /* rows beyond the count are zeros, never what an earlier block left */
+        memset(out_k, 0, (size_t)(filler * bytes));
+        memset(out_v, 0, (size_t)(filler * bytes));
+    }
+    if (streaming) args->tier->fence();
+}
+
+void herald_gather(const herald_gather_args *args) {
+    gather_job job = {args, (args->max_k + PIECE - 1) / PIECE};
+    if (args->max_k > 0) herald_parallel(gather_piece, &job, args->rows * args->kv->num_heads * job.pieces, args->threads);
+}

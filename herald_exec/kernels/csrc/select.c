@@ -1,0 +1,372 @@
+/* Fused attention + importance + exact top-k for one layer of a ragged batch.
+ *
+ *   unit (row of the batch, KV head)  -> parts: chunks of the prefix | chunks of the draft | the query's own key
+ *   task (unit, group of chunks)      -> attend each chunk into its part
+ *   last task of a unit               -> merge parts in order -> output; importance; top-k
+ *
+ * Units are taken longest first from one queue. With few units their chunks are spread over the threads, with many each
+ * unit stays on one thread, whose p buffer then stays in its cache. Borders are fixed, so the bits do not depend on it.
+ */
+#include "herald.h"
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SPLIT_BELOW 4                     /* units per thread under which chunks are spread */
+#define SPLIT_TASKS 8                     /* tasks per thread then */
+#define SPLIT_BYTES ((size_t)2 << 30)     /* but not if their p would take more than this */
+
+typedef struct {
+    int64_t row, head, length, chunks, draft_length, draft_chunks, parts;
+    int64_t first_task, groups;
+    size_t bytes;
+    char *memory; /* split only */
+    _Atomic int64_t left;
+} unit;
+
+typedef struct {
+    const herald_select_args *args;
+    unit *units;
+    int64_t num_units;
+    int rows, group, kind, split, failed;
+    size_t p_tile, p_max_tile; /* bytes, floats */
+    _Atomic int64_t phase_ns[3];
+} job;
+
+/* What one unit keeps until its last task: laid out in one piece of memory. */
+typedef struct {
+    char *p;
+    float *p_max, *m, *l, *o;
+} unit_memory;
+
+static int64_t tiles_of(int64_t tokens) { return (tokens + HERALD_TILE - 1) / HERALD_TILE; }
+static int64_t chunks_of(int64_t tokens) { return (tokens + HERALD_CHUNK - 1) / HERALD_CHUNK; }
+
+static size_t lay_out(const job *job, const unit *unit, char *memory, unit_memory *out) {
+    size_t at = 0, tiles = (size_t)tiles_of(unit->length), rows = (size_t)job->rows, parts = (size_t)unit->parts;
+    size_t dim = (size_t)job->args->kv->head_dim;
+#define PLACE(field, type, bytes) \
+    do { \
+        if (out) out->field = (type)(memory + at); \
+        at += herald_round_up(bytes, 64); \
+    } while (0)
+    PLACE(p, char *, tiles * job->p_tile);
+    PLACE(p_max, float *, tiles * job->p_max_tile * sizeof(float));
+    PLACE(m, float *, parts * rows * sizeof(float));
+    PLACE(l, float *, parts * rows * sizeof(float));
+    PLACE(o, float *, parts * rows * dim * sizeof(float));
+#undef PLACE
+    return at;
+}
+
+static char *carve(char **from, size_t bytes) {
+    char *here = *from;
+    *from += herald_round_up(bytes, 64);
+    return here;
+}
+
+/* Thread memory beside a unit's own: queries, tier scratch, a p tile for drafts, and what finishing needs. */
+static size_t task_bytes(const job *job, int64_t length) {
+    const herald_select_args *args = job->args;
+    size_t rows = (size_t)job->rows, dim = (size_t)args->kv->head_dim;
+    size_t padded = (size_t)tiles_of(length) * HERALD_TILE;
+    return rows * dim * sizeof(float) + args->tier->scratch_bytes(job->rows, args->kv->head_dim) + job->p_tile +
+           2 * padded * sizeof(float) + herald_topk_scratch_bytes(length) + 4 * rows * (dim + 64) * sizeof(float) +
+           HERALD_TILE * dim * sizeof(float) + job->p_max_tile * sizeof(float) + 32 * 64;
+}
+
+static void pack_queries(const job *job, const unit *unit, float *q) {
+    const herald_select_args *args = job->args;
+    int dim = args->kv->head_dim, group = job->group;
+    float scale = (float)(1.4426950408889634 / sqrt((double)dim));
+    for (int i = 0; i < args->x; i++)
+        for (int g = 0; g < group; g++) {
+            const float *from =
+                args->queries + ((unit->row * args->x + i) * args->num_heads + unit->head * group + g) * (int64_t)dim;
+            for (int c = 0; c < dim; c++) *q++ = from[c] * scale;
+        }
+}
+
+static herald_attend attend_of(const job *job, const unit *unit, const unit_memory *memory, int64_t part,
+                               const float *q, char *scratch) {
+    const herald_select_args *args = job->args;
+    herald_attend attend = {.dtype = args->kv->dtype, .head_dim = args->kv->head_dim, .rows = job->rows, .q = q,
+                            .output = 1, .scratch = scratch, .prefetch_tiles = args->prefetch_tiles};
+    attend.m = memory->m + part * job->rows;
+    attend.l = memory->l + part * job->rows;
+    attend.o = memory->o + part * job->rows * (int64_t)args->kv->head_dim;
+    if (part < unit->chunks) {
+        int64_t first = part * HERALD_CHUNK, tile = part * HERALD_CHUNK_TILES;
+        attend.stream = herald_stream_of(args->kv, args->layer, args->slots[unit->row], unit->head);
+        attend.num_keys = unit->length - first < HERALD_CHUNK ? unit->length - first : HERALD_CHUNK;
+        attend.stream.k += tile * attend.stream.tile_bytes;
+        attend.stream.v += tile * attend.stream.tile_bytes;
+        attend.keep_p = 1;
+        attend.output = !args->key_only;
+        attend.raw = args->paper_like;
+        attend.p = memory->p + (size_t)tile * job->p_tile;
+        attend.p_max = memory->p_max + (size_t)tile * job->p_max_tile;
+    }
+    return attend;
+}
+
+static void attend_draft(const job *job, const unit *unit, const unit_memory *memory, const float *q, char *scratch,
+                         char *p) {
+    const herald_select_args *args = job->args;
+    for (int64_t chunk = 0; chunk < unit->draft_chunks; chunk++) {
+        herald_attend attend = attend_of(job, unit, memory, unit->chunks + chunk, q, scratch);
+        int64_t first = chunk * HERALD_CHUNK;
+        attend.stream = herald_stream_of(args->draft, args->draft_layer, args->draft_slots[unit->row], unit->head);
+        attend.num_keys = unit->draft_length - first < HERALD_CHUNK ? unit->draft_length - first : HERALD_CHUNK;
+        attend.stream.k += chunk * HERALD_CHUNK_TILES * attend.stream.tile_bytes;
+        attend.stream.v += chunk * HERALD_CHUNK_TILES * attend.stream.tile_bytes;
+        attend.prefetch_tiles = 0;
+        attend.p = p;
+        attend.p_max = (float *)(p + herald_round_up(job->p_tile, 64));
+        args->tier->attend[job->kind](&attend);
+    }
+}
+
+/* The query's own key: one score a row, weight 1 at its own maximum. */
+static void attend_self(const job *job, const unit *unit, const unit_memory *memory, const float *q) {
+    const herald_select_args *args = job->args;
+    int dim = args->kv->head_dim;
+    int64_t part = unit->parts - 1;
+    for (int row = 0; row < job->rows; row++, q += dim) {
+        int64_t at = ((unit->row * args->x + row / job->group) * args->kv->num_heads + unit->head) * (int64_t)dim;
+        float score = 0.0f;
+        for (int c = 0; c < dim; c++) score += q[c] * args->self_k[at + c];
+        memory->m[part * job->rows + row] = score;
+        memory->l[part * job->rows + row] = 1.0f;
+        memcpy(memory->o + (part * job->rows + row) * dim, args->self_v + at, sizeof(float) * (size_t)dim);
+    }
+}
+
+/* Merge parts in order; m, l: [rows] of the whole. skip: chunks whose o does not exist (key-only). */
+static void merge(const job *job, const unit *unit, const unit_memory *memory, int64_t skip, float *m, float *l,
+                  float *o) {
+    int dim = job->args->kv->head_dim;
+    for (int row = 0; row < job->rows; row++) {
+        float top = HERALD_SCORE_MIN, sum = 0.0f;
+        for (int64_t part = 0; part < unit->parts; part++) {
+            float part_m = memory->m[part * job->rows + row];
+            if (!(part_m <= top)) top = part_m; /* a NaN maximum is taken, so that it shows */
+        }
+        float *out = o + row * dim;
+        memset(out, 0, sizeof(float) * (size_t)dim);
+        for (int64_t part = 0; part < unit->parts; part++) {
+            float factor = exp2f(memory->m[part * job->rows + row] - top);
+            sum += memory->l[part * job->rows + row] * factor;
+            if (part < skip) continue;
+            const float *from = memory->o + (part * job->rows + row) * dim;
+            for (int c = 0; c < dim; c++) out[c] += from[c] * factor;
+        }
+        m[row] = top;
+        l[row] = sum;
+    }
+}
+
+/* Key-only: add the selected entries' V and renormalise over what was seen (selected, draft, own key). */
+static void output_from_selected(const job *job, const unit *unit, const unit_memory *memory, const int32_t *indices,
+                                 int64_t count, const float *m, float *l, float *o, char **scratch) {
+    const herald_select_args *args = job->args;
+    int dim = args->kv->head_dim, rows = job->rows;
+    int64_t bytes = (int64_t)dim * herald_element_bytes(args->kv->dtype);
+    char *values = carve(scratch, (size_t)(HERALD_TILE * bytes));
+    float *weights = (float *)carve(scratch, sizeof(float) * HERALD_TILE * (size_t)rows);
+    herald_stream stream = herald_stream_of(args->kv, args->layer, args->slots[unit->row], unit->head);
+    herald_attend all = attend_of(job, unit, memory, 0, NULL, NULL);
+    memset(l, 0, sizeof(float) * (size_t)rows);
+    for (int64_t part = unit->chunks; part < unit->parts; part++)
+        for (int row = 0; row < rows; row++)
+            l[row] += memory->l[part * rows + row] * exp2f(memory->m[part * rows + row] - m[row]);
+    for (int64_t first = 0; first < count; first += HERALD_TILE) {
+        int some = (int)(count - first < HERALD_TILE ? count - first : HERALD_TILE);
+        for (int i = 0; i < some; i++) {
+            int32_t at = indices[first + i];
+            args->tier->copy_row(values + i * bytes,
+                                 stream.v + at / HERALD_TILE * stream.tile_bytes + at % HERALD_TILE * bytes, bytes, 0);
+        }
+        args->tier->weights[job->kind](&all, m, indices + first, some, weights, HERALD_TILE);
+        for (int row = 0; row < rows; row++)
+            for (int i = 0; i < some; i++) l[row] += weights[row * HERALD_TILE + i];
+        args->tier->accumulate(values, args->kv->dtype, dim, some, weights, rows, o, *scratch);
+    }
+}
+
+/* Mean over the positions within width / 2 of each that exist. */
+static void smooth(const float *from, int64_t length, int width, float *to) {
+    int64_t half = width / 2;
+    for (int64_t i = 0; i < length; i++) {
+        int64_t low = i < half ? 0 : i - half, high = i + half < length ? i + half : length - 1;
+        float sum = 0.0f;
+        for (int64_t j = low; j <= high; j++) sum += from[j];
+        to[i] = sum / (float)(high - low + 1);
+    }
+}
+
+static void add_phase(job *job, int phase, double since) {
+    if (job->args->phase_seconds)
+        atomic_fetch_add(&job->phase_ns[phase], (int64_t)((herald_seconds() - since) * 1e9));
+}
+
+/* Output of a unit in the caller's order; 1 when anything is not finite. */
+static int write_output(const job *job, const unit *unit, const float *l, const float *o) {
+    const herald_select_args *args = job->args;
+    int dim = args->kv->head_dim, bad = 0;
+    for (int row = 0; row < job->rows; row++) {
+        float *to = args->output + ((unit->row * args->x + row / job->group) * args->num_heads +
+                                    unit->head * job->group + row % job->group) * (int64_t)dim;
+        float inverse = unit->parts ? 1.0f / l[row] : 0.0f;
+        for (int c = 0; c < dim; c++) {
+            to[c] = unit->parts ? o[row * dim + c] * inverse : 0.0f;
+            bad |= !isfinite(to[c]);
+        }
+    }
+    return bad;
+}
+
+static void finish(job *job, const unit *unit, const unit_memory *memory, char *scratch) {
+    const herald_select_args *args = job->args;
+    const herald_tier *tier = args->tier;
+    size_t rows = (size_t)job->rows, dim = (size_t)args->kv->head_dim;
+    size_t padded = (size_t)tiles_of(unit->length) * HERALD_TILE;
+    float *m = (float *)carve(&scratch, sizeof(float) * rows), *l = (float *)carve(&scratch, sizeof(float) * rows);
+    float *inverse = (float *)carve(&scratch, sizeof(float) * rows);
+    float *o = (float *)carve(&scratch, sizeof(float) * rows * dim);
+    float *importance = (float *)carve(&scratch, sizeof(float) * padded), *ranked = importance;
+    float *smoothed = (float *)carve(&scratch, sizeof(float) * padded);
+    char *topk = carve(&scratch, herald_topk_scratch_bytes(unit->length));
+    double start = herald_seconds();
+    merge(job, unit, memory, args->key_only ? unit->chunks : 0, m, l, o);
+    for (size_t row = 0; row < rows; row++) inverse[row] = 1.0f / l[row];
+    for (int64_t chunk = 0; chunk < unit->chunks; chunk++) {
+        herald_attend attend = attend_of(job, unit, memory, chunk, NULL, NULL);
+        tier->importance[job->kind](&attend, m, inverse, importance + chunk * HERALD_CHUNK);
+    }
+    if (args->smoothing > 1) smooth(importance, unit->length, args->smoothing, ranked = smoothed);
+    int64_t at = unit->row * args->kv->num_heads + unit->head;
+    if (args->importance)
+        memcpy(args->importance + at * args->importance_stride, ranked, sizeof(float) * (size_t)unit->length);
+    add_phase(job, 1, start);
+    start = herald_seconds();
+    int64_t budget = args->budgets[unit->row];
+    int32_t *indices = args->indices + at * args->max_k;
+    int64_t count = args->paper_like ? herald_topk_heap(ranked, unit->length, budget, topk, indices)
+                                     : herald_topk(tier, ranked, unit->length, budget, topk, indices);
+    args->counts[at] = (int32_t)count;
+    for (int64_t i = count; i < args->max_k; i++) indices[i] = -1;
+    add_phase(job, 2, start);
+    start = herald_seconds();
+    int bad = 0;
+    for (size_t row = 0; row < rows; row++) bad |= unit->parts && !(isfinite(l[row]) && l[row] > 0.0f);
+    if (args->key_only && unit->length)
+        output_from_selected(job, unit, memory, indices, count, m, l, o, &scratch);
+    if (args->key_only && unit->length && count == 0 && unit->parts == unit->chunks) {
+        memset(o, 0, sizeof(float) * rows * dim); /* nothing selected, nothing else seen: zeros, as for no keys at all */
+        for (size_t row = 0; row < rows; row++) l[row] = 1.0f;
+    }
+    bad |= write_output(job, unit, l, o);
+    args->status[at] = (uint8_t)bad;
+    add_phase(job, 0, start);
+}
+
+static void run_task(void *context, int64_t task) {
+    job *job = context;
+    const herald_select_args *args = job->args;
+    int64_t low = 0, high = job->num_units;
+    while (high - low > 1) { /* the unit whose tasks contain this one */
+        int64_t middle = (low + high) / 2;
+        if (job->units[middle].first_task <= task) low = middle;
+        else high = middle;
+    }
+    unit *unit = &job->units[low];
+    size_t own = job->split ? 0 : herald_round_up(unit->bytes, 64);
+    char *scratch = herald_thread_scratch(own + task_bytes(job, unit->length));
+    if (!scratch) {
+        job->failed = 1;
+        return;
+    }
+    unit_memory memory;
+    lay_out(job, unit, job->split ? unit->memory : carve(&scratch, own), &memory);
+    float *q = (float *)carve(&scratch, sizeof(float) * (size_t)job->rows * (size_t)args->kv->head_dim);
+    char *tier_scratch = scratch;
+    char *draft_p = tier_scratch + herald_round_up(args->tier->scratch_bytes(job->rows, args->kv->head_dim), 64);
+    double start = herald_seconds();
+    pack_queries(job, unit, q);
+    int64_t group = task - unit->first_task, from = unit->chunks * group / unit->groups;
+    for (int64_t chunk = from; chunk < unit->chunks * (group + 1) / unit->groups; chunk++) {
+        herald_attend attend = attend_of(job, unit, &memory, chunk, q, tier_scratch);
+        args->tier->attend[job->kind](&attend);
+    }
+    if (group == 0) {
+        attend_draft(job, unit, &memory, q, tier_scratch, draft_p);
+        if (args->self_k) attend_self(job, unit, &memory, q);
+    }
+    add_phase(job, 0, start);
+    if (atomic_fetch_sub(&unit->left, 1) == 1) finish(job, unit, &memory, tier_scratch);
+}
+
+static int longest_first(const void *a, const void *b) {
+    const unit *x = a, *y = b;
+    if (x->length != y->length) return x->length < y->length ? 1 : -1;
+    if (x->row != y->row) return x->row < y->row ? -1 : 1;
+    return x->head < y->head ? -1 : 1;
+}
+
+static void describe_units(job *job) {
+    const herald_select_args *args = job->args;
+    int64_t heads = args->kv->num_heads;
+    for (int64_t i = 0; i < job->num_units; i++) {
+        unit *unit = &job->units[i];
+        unit->row = i / heads;
+        unit->head = i % heads;
+        unit->length = args->lengths[unit->row];
+        unit->chunks = chunks_of(unit->length);
+        unit->draft_length = args->draft ? args->draft_lengths[unit->row] : 0;
+        unit->draft_chunks = chunks_of(unit->draft_length);
+        unit->parts = unit->chunks + unit->draft_chunks + (args->self_k != NULL);
+        unit->bytes = lay_out(job, unit, NULL, NULL);
+    }
+    qsort(job->units, (size_t)job->num_units, sizeof *job->units, longest_first);
+}
+
+int herald_select(const herald_select_args *given) {
+    herald_select_args args = *given;
+    job job = {.args = &args, .rows = args.x * (args.num_heads / args.kv->num_heads)};
+    job.num_units = args.rows * args.kv->num_heads;
+    if (job.num_units == 0) return 0;
+    job.group = args.num_heads / args.kv->num_heads;
+    job.kind = herald_kind_for(args.tier, job.rows, args.kv->dtype, args.kv->head_dim,
+                               args.paper_like ? HERALD_PV_F32 : args.pv);
+    job.p_tile = herald_round_up(args.tier->p_tile_bytes[job.kind](job.rows), 64);
+    job.p_max_tile = args.tier->p_max_floats[job.kind](job.rows);
+    if (args.threads <= 0) args.threads = herald_default_threads();
+    if (args.prefetch_tiles < 0) args.prefetch_tiles = herald_is_intel() ? 2 : 0;
+    job.units = calloc((size_t)job.num_units, sizeof *job.units);
+    if (!job.units) return -1;
+    describe_units(&job);
+    size_t total = 0, got = 0;
+    for (int64_t i = 0; i < job.num_units; i++) total += herald_round_up(job.units[i].bytes, 64);
+    int64_t wanted = (int64_t)SPLIT_TASKS * args.threads;
+    job.split = args.threads > 1 && job.num_units < (int64_t)SPLIT_BELOW * args.threads && total <= SPLIT_BYTES;
+    char *workspace = job.split ? herald_workspace_take(total, &got) : NULL;
+    if (job.split && !workspace) job.split = 0;
+    char *at = workspace;
+    int64_t tasks = 0, spread = job.split ? (wanted + job.num_units - 1) / job.num_units : 1;
+    for (int64_t i = 0; i < job.num_units; i++) {
+        unit *unit = &job.units[i];
+        unit->groups = spread < unit->chunks ? spread : unit->chunks ? unit->chunks : 1;
+        unit->first_task = tasks;
+        tasks += unit->groups;
+        atomic_init(&unit->left, unit->groups);
+        if (job.split) unit->memory = carve(&at, unit->bytes);
+    }
+    herald_parallel(run_task, &job, tasks, args.threads);
+    if (workspace) herald_workspace_give(workspace, got);
+    free(job.units);
+    for (int phase = 0; args.phase_seconds && phase < 3; phase++)
+        args.phase_seconds[phase] = 1e-9 * (double)job.phase_ns[phase];
+    return job.failed ? -1 : 0;
+}

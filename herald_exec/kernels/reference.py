@@ -1,0 +1,114 @@
+"""The definition of selection in float64 numpy: slow, obvious, and what every tier is compared with."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .selection import Draft, Selection, SelectOptions, Store
+from .store import from_float32, to_float32
+
+Float64 = npt.NDArray[np.float64]
+
+
+def _rows(store: Store, layer: int, slot: int, length: int) -> tuple[Float64, Float64]:
+    k, v = store.read(layer, slot, 0, length)
+    return to_float32(k, store.dtype).astype(np.float64), to_float32(v, store.dtype).astype(np.float64)
+
+
+def smooth(importance: Float64, width: int) -> Float64:
+    """Mean over the positions within ``width // 2`` that exist."""
+    half = width // 2
+    length = importance.shape[0]
+    return np.array([importance[max(0, i - half) : i + half + 1].mean() for i in range(length)])
+
+
+def topk(values: npt.NDArray[Any], k: int) -> npt.NDArray[np.int64]:
+    """Ascending positions of the k largest; equal values keep the lower position, NaN ranks last."""
+    ranked = np.where(np.isnan(values), -np.inf, values)
+    order = np.lexsort((np.arange(values.shape[0]), -ranked, np.isnan(values)))
+    return np.sort(order[: min(k, values.shape[0])])
+
+
+def round_to_bf16(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Values rounded to bf16, as fp32."""
+    return to_float32(from_float32(values, "bf16"), "bf16")
+
+
+def select(
+    store: Store,
+    layer: int,
+    slots: Any,
+    lengths: Any,
+    queries: Any,
+    budget_tokens: Any,
+    *,
+    draft: Draft | None = None,
+    extra_kv: tuple[Any, Any] | None = None,
+    options: SelectOptions | None = None,
+    bf16_queries: bool = False,
+) -> Selection:
+    """What :func:`herald_exec.kernels.select` computes, in float64; importance is always kept.
+
+    ``bf16_queries`` rounds the scaled queries once to bf16, as the matrix-tile tier must: its exact definition.
+    """
+    options = options or SelectOptions()
+    q = np.asarray(queries.float().numpy() if hasattr(queries, "float") else queries, np.float32)
+    rows, x, num_heads, head_dim = q.shape
+    scale = np.float32(np.log2(np.e) / np.sqrt(head_dim))
+    scaled = q * scale
+    if bf16_queries:
+        scaled = round_to_bf16(scaled)
+    base2 = scaled.astype(np.float64) * np.log(2.0)  # back to natural exponentials
+    group = num_heads // store.num_kv_heads
+    lengths = np.asarray(lengths)
+    budget = np.broadcast_to(np.asarray(budget_tokens), (rows,))
+    max_k = int(np.minimum(budget, lengths).max(initial=0))
+    output = np.zeros(q.shape)
+    indices = np.full((rows, store.num_kv_heads, max_k), -1, np.int32)
+    counts = np.zeros((rows, store.num_kv_heads), np.int32)
+    status = np.zeros((rows, store.num_kv_heads), np.uint8)
+    kept = np.zeros((rows, store.num_kv_heads, int(lengths.max(initial=0))))
+    for row in range(rows):
+        length = int(lengths[row])
+        k, v = _rows(store, layer, int(slots[row]), length)
+        seen_k, seen_v = k, v
+        if draft is not None:
+            at = layer if draft.layer is None else draft.layer
+            draft_k, draft_v = _rows(draft.store, at, int(draft.slots[row]), int(draft.lengths[row]))
+            seen_k, seen_v = np.concatenate([k, draft_k]), np.concatenate([v, draft_v])
+        for head in range(store.num_kv_heads):
+            importance = np.zeros(length)
+            probabilities = []
+            with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+                for i in range(x):
+                    keys, values = seen_k[:, head], seen_v[:, head]
+                    if extra_kv is not None:
+                        own = [np.asarray(part[row, i, head], np.float64)[None] for part in extra_kv]
+                        keys, values = np.concatenate([keys, own[0]]), np.concatenate([values, own[1]])
+                    if not len(keys):
+                        continue
+                    for g in range(group):
+                        scores = keys @ base2[row, i, head * group + g]
+                        p = np.exp(scores - scores.max())
+                        p /= p.sum()
+                        importance += p[:length]
+                        probabilities.append((i, head * group + g, p, values))
+            if options.smoothing > 1:
+                importance = smooth(importance, options.smoothing)
+            chosen = topk(importance, int(budget[row]))
+            for i, query_head, p, values in probabilities:
+                if options.key_only:
+                    seen = np.concatenate([chosen, np.arange(length, len(p))])
+                    weights, values = p[seen], values[seen]
+                    total = weights.sum()
+                    output[row, i, query_head] = weights @ values / total if len(seen) else 0.0
+                else:
+                    with np.errstate(invalid="ignore"):
+                        output[row, i, query_head] = p @ values
+            indices[row, head, : len(chosen)] = chosen
+            counts[row, head] = len(chosen)
+            kept[row, head, :length] = importance
+            mine = output[row, :, head * group : (head + 1) * group]
+            status[row, head] = not np.isfinite(mine).all()
+    return Selection(output, indices, counts, status, kept)
