@@ -1,0 +1,276 @@
+"""What a launch costs on a machine: ops of the description -> nanoseconds, from the profile's rates and shares.
+
+Formulas are those of a roofline: an op takes the longest of its demands, each over the share of the raw rate that the
+engine reaches; CPU selection takes the *sum* of its pass over the KV and its work per query, because the kernel's gain
+from fewer queries is gradual down to one query (HERALD, Fig. 8). Floats end here: what leaves is whole nanoseconds.
+"""
+
+from dataclasses import dataclass, field
+
+from herald_pipeline.hardware import Profile, Quantity, known
+from herald_pipeline.pipeline import Pipeline
+from herald_pipeline.scheduling.program import Launch
+from herald_pipeline.stages import LaunchShape, Layout, Op, OpKind, Stage, Work
+
+# 1 TFLOP/s is 1000 FLOP/ns; 1 GB/s is 1 byte/ns.
+_FLOP_NS_PER_TFLOP_S = 1000.0
+_NS_PER_US = 1000.0
+
+DRAM, H2D, D2H, DUPLEX = "dram", "h2d", "d2h", "duplex"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernels:
+    """Work on the GPU: ``total_ns`` alone, as kernels whose ends are where another stream's kernel can begin.
+
+    ``segments`` are runs of equal kernels, as (nanoseconds of one, how many), in order.
+    """
+
+    total_ns: int
+    segments: tuple[tuple[float, int], ...]
+    count: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flow:
+    """Work that moves bytes: ``total_ns`` alone; ``uses`` says which share of each shared rate it takes then."""
+
+    total_ns: int
+    uses: tuple[tuple[str, float], ...]
+
+
+Phase = Kernels | Flow
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cost:
+    """Phases of a launch, one after another; with the bytes of its resource and its FLOPs, and bytes per link."""
+
+    phases: tuple[Phase, ...]
+    num_bytes: float
+    flops: float
+    h2d_bytes: float = 0.0
+    d2h_bytes: float = 0.0
+    dram_bytes: float = 0.0
+
+    @property
+    def total_ns(self) -> int:
+        """Time of the launch when nothing else runs."""
+        return sum(phase.total_ns for phase in self.phases)
+
+
+_COPY_LAYOUT_EFFICIENCY = {
+    Layout.CONTIGUOUS: None,
+    Layout.STREAMED: "streamed_copy_efficiency",
+    Layout.SCATTERED: "scattered_copy_efficiency",
+}
+_MATRICES = frozenset({OpKind.QKV, OpKind.OUTPUT, OpKind.FFN, OpKind.HEAD})
+_CPU_KINDS = frozenset({OpKind.SELECT, OpKind.GATHER})
+
+
+def needs(pipeline: Pipeline) -> frozenset[str]:
+    """Op kinds and copy layouts that occur in ``pipeline``: what its profile must state numbers for."""
+    block = pipeline.settings.block_length
+    context = 4 * block
+    shape = LaunchShape(1, block, block, context, block, block, block * context, 2 * block * block, 1, 1)
+    found: set[str] = set()
+    for stage in pipeline.template.stages():
+        for layer in stage.layers or (None,):
+            for repeat in stage.work(shape, layer):
+                for op in repeat.ops:
+                    found.add(op.kind)
+                    if op.kind is OpKind.COPY:
+                        found.add(op.layout)
+    return frozenset(found)
+
+
+@dataclass
+class CostModel:
+    """Prices for one pipeline on one profile.
+
+    ``extrapolated`` collects the profile's curves that were read outside what was measured.
+    """
+
+    pipeline: Pipeline
+    profile: Profile
+    extrapolated: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        machine, engine = self.profile.machine, self.profile.engine
+        self._engine = engine
+        self._hbm = known(machine.gpu.bandwidth_gb_s).peak
+        self._peak = known(machine.gpu.peak_tflop_s).peak * _FLOP_NS_PER_TFLOP_S
+        self._weight_rate = self._hbm * known(engine.weight_read_efficiency).peak
+        self._layer_ns = known(engine.layer_overhead_us).peak * _NS_PER_US
+        self._stage_ns = _optional(engine.stage_overhead_us) * _NS_PER_US
+        self._kernels = max(1, round(known(engine.kernels_per_layer).peak))
+        retrieval = engine.retrieval_kernels_per_layer
+        self._retrieval_kernels = _optional(retrieval) or self._kernels
+        self._duplex = _optional(machine.link.duplex_gb_s)
+        template = pipeline_streams = self.pipeline.template
+        self._small = {stream.name for stream in pipeline_streams.streams if stream.high_priority}
+        moe = self.pipeline.model.moe
+        self._dense_layers = self.pipeline.model.num_dense_layers
+        self._exact_layers = self.pipeline.settings.exact_layers
+        self._experts = moe.num_experts if moe else 1
+        self._per_token = moe.experts_per_token if moe else 1
+        # stage -> (shape, layer class -> cost); a section's launches share one shape object.
+        self._last: dict[str, tuple[LaunchShape, dict[int, Cost]]] = {}
+        self._stages = {stage.name: stage for stage in template.stages()}
+
+    def price(self, launch: Launch) -> Cost:
+        """Cost of ``launch``; equal for the layers of a class, so it is worked out once a shape."""
+        stage, shape, layer = launch.stage, launch.shape, launch.layer
+        last = self._last.get(stage.name)
+        if last is None or (last[0] is not shape and last[0] != shape):
+            last = self._last[stage.name] = (shape, {})
+        layer_class = -1 if layer is None else (layer < self._dense_layers) + 2 * (layer < self._exact_layers)
+        cost = last[1].get(layer_class)
+        if cost is None:
+            cost = last[1][layer_class] = self.stage_cost(stage, shape, layer)
+        return cost
+
+    def stage_cost(self, stage: Stage, shape: LaunchShape, layer: int | None) -> Cost:
+        """Cost of one launch of ``stage``, worked out anew."""
+        work = stage.work(shape, layer)
+        phases = self._phases(stage, work)
+        resource = stage.resource
+        num_bytes = flops = h2d = d2h = dram = 0.0
+        for repeat in work:
+            for op in repeat.ops:
+                count = repeat.count
+                flops += count * (op.gpu_flops + op.cpu_flops)
+                h2d += count * op.h2d_bytes
+                d2h += count * op.d2h_bytes
+                dram += count * op.dram_bytes
+                num_bytes += count * op.hbm_bytes
+        num_bytes = {"gpu": num_bytes, "cpu": dram, "h2d": h2d, "d2h": d2h}[resource]
+        return Cost(phases, num_bytes, flops, h2d, d2h, dram)
+
+    # Phases ----------------------------------------------------------------------------------------------------------
+
+    def _phases(self, stage: Stage, work: Work) -> tuple[Phase, ...]:
+        small = stage.stream in self._small
+        phases: list[Phase] = []
+        segments: list[tuple[float, int]] = []
+        if self._stage_ns and work:
+            phases.append(Flow(round(self._stage_ns), ()))
+        for repeat in work:
+            layer_ns, kernels, kinds = 0.0, 0, set()
+            for op in repeat.ops:
+                if op.kind is OpKind.COPY or op.kind in _CPU_KINDS:
+                    if layer_ns:
+                        segments.append((layer_ns / max(kernels, 1), max(kernels, 1)))
+                        layer_ns, kernels = 0.0, 0
+                    _close(phases, segments)
+                    phases.append(self._flow(op))
+                elif op.kind is OpKind.HEAD:
+                    segments.append((self._gpu_ns(op), repeat.count))
+                elif op.kind is OpKind.SAMPLE:
+                    passes = max(1, round(known(self._engine.sampler_passes).peak))
+                    segments.append((self._gpu_ns(op) / passes, passes * repeat.count))
+                else:
+                    layer_ns += self._gpu_ns(op)
+                    kinds.add(op.kind)
+                    kernels = self._layer_kernels(kinds, small)
+            if layer_ns:
+                segments.append((layer_ns / kernels, kernels * repeat.count))
+        _close(phases, segments)
+        return tuple(phases)
+
+    def _layer_kernels(self, kinds: set[OpKind], small: bool) -> int:
+        """Kernels of a layer's part; the projection and the rest of a retrieval layer are half of its kernels each."""
+        if not small:
+            return self._kernels
+        halves = (OpKind.QKV in kinds) + (OpKind.OUTPUT in kinds or OpKind.FFN in kinds)
+        return max(1, round(self._retrieval_kernels * max(halves, 1) / 2))
+
+    def _flow(self, op: Op) -> Flow:
+        if op.kind is OpKind.SELECT:
+            return self._select(op)
+        machine = self.profile.machine
+        dram = known(machine.dram.read_gb_s).peak if machine.dram.read_gb_s is not None else 0.0
+        if op.kind is OpKind.GATHER:
+            share = self._read("gather_dram_efficiency", self._engine.gather_dram_efficiency, op.dram_bytes)
+            time = op.dram_bytes / (dram * share)
+            return Flow(round(time), ((DRAM, share),))
+        name = _COPY_LAYOUT_EFFICIENCY[op.layout]
+        size = op.h2d_bytes + op.d2h_bytes
+        efficiency = 1.0 if name is None else self._read(name, getattr(self._engine, name), size)
+        h2d, d2h = machine.link.h2d_gb_s, machine.link.d2h_gb_s
+        time = 0.0
+        uses: list[tuple[str, float]] = []
+        if op.h2d_bytes:
+            time += op.h2d_bytes / (self._read("h2d_gb_s", h2d, op.h2d_bytes) * efficiency)
+            uses.append((H2D, 1.0))
+        if op.d2h_bytes:
+            time += op.d2h_bytes / (self._read("d2h_gb_s", d2h, op.d2h_bytes) * efficiency)
+            uses.append((D2H, 1.0))
+        if time and self._duplex:
+            uses.append((DUPLEX, min(1.0, size / time / self._duplex)))
+        if time and dram:
+            uses.append((DRAM, min(1.0, op.dram_bytes / time / dram)))
+        return Flow(round(time), tuple(uses))
+
+    def _select(self, op: Op) -> Flow:
+        """Sum of the pass over the KV and of the queries' work, and a fixed time where the engine states one."""
+        machine, engine = self.profile.machine, self._engine
+        dram = known(machine.dram.read_gb_s).peak
+        share = self._read("select_dram_efficiency", engine.select_dram_efficiency, op.dram_bytes)
+        flops = known(machine.cpu.attention_tflop_s).peak * _FLOP_NS_PER_TFLOP_S
+        flops *= self._read("select_flops_efficiency", engine.select_flops_efficiency, op.queries)
+        time = op.dram_bytes / (dram * share) + op.cpu_flops / flops
+        time += _optional(engine.select_overhead_us) * _NS_PER_US
+        return Flow(round(time), ((DRAM, op.dram_bytes / time / dram),) if time else ())
+
+    # Ops on the GPU --------------------------------------------------------------------------------------------------
+
+    def _gpu_ns(self, op: Op) -> float:
+        if op.kind in _MATRICES:
+            rate = self._peak * self._read("gemm_efficiency", self._engine.gemm_efficiency, op.tokens)
+            time = max(op.weight_bytes / self._weight_rate, op.gpu_flops / rate)
+            # Every layer's forward has one projection: it carries the layer's fixed cost.
+            return time + self._layer_ns if op.kind is OpKind.QKV else time
+        if op.kind is OpKind.EXPERTS:
+            return self._experts_ns(op)
+        if op.kind is OpKind.SAMPLE:
+            return op.hbm_bytes * known(self._engine.sampler_passes).peak / self._hbm
+        share = self._read("attention_efficiency", self._engine.attention_efficiency, op.hbm_bytes)
+        time = op.hbm_bytes / (self._hbm * share)
+        if op.gpu_flops:
+            rate = self._peak * self._read("gemm_efficiency", self._engine.gemm_efficiency, op.tokens)
+            time = max(time, op.gpu_flops / rate)
+        return time
+
+    def _experts_ns(self, op: Op) -> float:
+        """Grouped products: experts that the tokens hit are read, and half a tile of padding each is computed."""
+        hit = self.experts_hit(op.tokens)
+        rows = op.tokens * self._per_token
+        padding = hit * known(self._engine.grouped_gemm_tile_rows).peak / 2
+        efficiency = self._read("grouped_gemm_efficiency", self._engine.grouped_gemm_efficiency, op.tokens)
+        flops = op.gpu_flops * (1 + padding / max(rows, 1))
+        read = op.weight_bytes * hit / self._experts
+        return max(read / self._weight_rate, flops / (self._peak * efficiency))
+
+    def experts_hit(self, tokens: int) -> float:
+        """Distinct experts of a layer that ``tokens`` tokens reach; [MASK] tokens route alike (routed_token_share)."""
+        independent = known(self._engine.routed_token_share).peak * tokens
+        return self._experts * float(1 - (1 - self._per_token / self._experts) ** independent)
+
+    def _read(self, name: str, quantity: Quantity | None, x: float) -> float:
+        reading = known(quantity).at(x)
+        if reading.extrapolated:
+            self.extrapolated.add(name)
+        return reading.value
+
+
+def _close(phases: list[Phase], segments: list[tuple[float, int]]) -> None:
+    """Move the kernels gathered so far into a phase."""
+    if segments:
+        total = sum(time * count for time, count in segments)
+        phases.append(Kernels(round(total), tuple(segments), sum(count for _, count in segments)))
+        segments.clear()
+
+
+def _optional(quantity: Quantity | None) -> float:
+    return 0.0 if quantity is None else quantity.peak

@@ -1,0 +1,256 @@
+"""What launches compete for: the GPU's kernel queue, and the rates of DRAM and the link.
+
+Neither has an event per kernel or per byte: both find by arithmetic when a piece of work ends, and move that time when
+something joins or leaves.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from math import ceil
+from typing import Any
+
+import simpy
+
+from herald_sim.cost import Flow, Kernels
+
+Done = Callable[[Any], None]
+
+
+class GpuWork:
+    """Kernels of one launch on the GPU. ``owner`` is handed back when they have run."""
+
+    __slots__ = ("alone", "armed_ns", "began", "end_ns", "kernel_ns", "kernels", "left", "owner", "pushed")
+
+    def __init__(self, kernels: Kernels, owner: Any) -> None:
+        self.kernels = kernels
+        self.owner = owner
+        self.began = 0.0
+        self.pushed = 0.0
+        self.alone = False
+        self.end_ns: int | None = None
+        self.armed_ns: int | None = None
+        self.left = kernels.count
+        self.kernel_ns = kernels.total_ns / kernels.count
+
+
+class Gpu:
+    """One GPU: a **large** launch (a denoise forward) and a **small** one of a high-priority stream share it.
+
+    Kernels are not preempted. A small launch's kernel begins at the next kernel boundary of the large one, then the
+    large one's next kernel runs, and so on in turn. So n small kernels wait for about n large ones, and push the large
+    launch back by their own time: queueing follows from kernel counts. Launches of one class run one after another.
+    """
+
+    def __init__(self, env: simpy.Environment, done: Done) -> None:
+        self._env = env
+        self._done = done
+        self._large: GpuWork | None = None
+        self._small: GpuWork | None = None
+        self._waiting: dict[bool, deque[GpuWork]] = {False: deque(), True: deque()}
+
+    def start(self, kernels: Kernels, small: bool, owner: Any) -> None:
+        """Run ``kernels``; ``done(owner)`` is called when they have run."""
+        work = GpuWork(kernels, owner)
+        if (self._small if small else self._large) is not None:
+            self._waiting[small].append(work)
+        elif small:
+            self._begin_small(work)
+        else:
+            self._begin_large(work)
+
+    def _begin_small(self, work: GpuWork) -> None:
+        self._small = work
+        self._plan_small(work, self._env.now)
+
+    def _plan_small(self, work: GpuWork, now: float) -> None:
+        """Find where the small launch's remaining kernels end, first waiting at ``now``."""
+        large, left = self._large, work.left
+        if large is None:
+            work.began, work.alone = now, True
+            self._arm(work, now + left * work.kernel_ns)
+            return
+        work.alone = False
+        position = now - large.began - large.pushed
+        inside, reached = _boundaries(large.kernels, position, left)
+        pushed = inside * work.kernel_ns
+        large.pushed += pushed
+        self._arm(large, large.began + large.kernels.total_ns + large.pushed)
+        if inside == left:
+            self._arm(work, now + max(0.0, reached - position) + pushed)
+        else:
+            # The rest waits for what follows the large launch; its end is planned then.
+            work.left = left - inside
+            work.end_ns = None
+
+    def _begin_large(self, work: GpuWork) -> None:
+        now = self._env.now
+        small = self._small
+        self._large = work
+        if small is None or not small.alone:
+            work.began = now
+            self._arm(work, now + work.kernels.total_ns)
+            return
+        # The small launch runs alone: the kernel that it is in ends first.
+        elapsed = now - small.began
+        started = min(small.left, int(elapsed / small.kernel_ns) + 1)
+        work.began = max(float(now), small.began + started * small.kernel_ns)
+        small.left -= started
+        self._arm(work, work.began + work.kernels.total_ns)
+        if small.left:
+            self._plan_small(small, work.began)
+        else:
+            # It is in its last kernel: the end that was planned stands.
+            small.alone = False
+
+    def _arm(self, work: GpuWork, end: float) -> None:
+        """Let ``work`` end at ``end``. Ends only ever move later, so an earlier timer is kept and asks again."""
+        end_ns = work.end_ns = round(end)
+        if work.armed_ns is None:
+            self._timer(work, end_ns)
+
+    def _timer(self, work: GpuWork, at_ns: int) -> None:
+        work.armed_ns = at_ns
+        timeout = self._env.timeout(max(0, at_ns - self._env.now), work)
+        timeout.callbacks.append(self._fire)
+
+    def _fire(self, event: simpy.Event) -> None:
+        work: GpuWork = event.value
+        work.armed_ns = None
+        if work.end_ns is None:
+            return
+        if work.end_ns > self._env.now:
+            self._timer(work, work.end_ns)
+            return
+        if work is self._large:
+            self._large = None
+            small = self._small
+            if small is not None and small.end_ns is None:
+                self._plan_small(small, self._env.now)
+            if self._waiting[False]:
+                self._begin_large(self._waiting[False].popleft())
+        else:
+            self._small = None
+            if self._waiting[True]:
+                self._begin_small(self._waiting[True].popleft())
+        self._done(work.owner)
+
+
+def _boundaries(kernels: Kernels, position: float, wanted: int) -> tuple[int, float]:
+    """Up to ``wanted`` kernel boundaries from ``position`` on, the launch's end left out; and where the last lies."""
+    first = _boundary_at(kernels, position)
+    last = min(kernels.count - 1, first + wanted - 1)
+    if last < first:
+        return 0, position
+    return last - first + 1, _boundary_time(kernels, last)
+
+
+def _boundary_at(kernels: Kernels, position: float) -> int:
+    """Number of the first boundary at or after ``position``; boundary i is the end of kernel i, counted from 1."""
+    base, number = 0.0, 0
+    for time, count in kernels.segments:
+        length = time * count
+        if position < base + length:
+            # The tolerance is for sums of kernel times: a boundary just reached is reached.
+            return max(1, number + ceil((position - base) / time - 1e-6))
+        base += length
+        number += count
+    return number
+
+
+def _boundary_time(kernels: Kernels, wanted: int) -> float:
+    base = 0.0
+    for time, count in kernels.segments:
+        if wanted <= count:
+            return base + wanted * time
+        base += time * count
+        wanted -= count
+    return base
+
+
+class FlowWork:
+    """Bytes of one launch on their way."""
+
+    __slots__ = ("flow", "left", "owner", "since_ns", "speed", "token")
+
+    def __init__(self, flow: Flow, owner: Any, now: int) -> None:
+        self.flow = flow
+        self.owner = owner
+        self.left = float(flow.total_ns)
+        self.since_ns = now
+        self.speed = 0.0
+        self.token = 0
+
+
+_MAX_CACHED = 512
+
+
+class SharedRates:
+    """DRAM, the link's directions, and their sum: rates that overlapping flows share fairly.
+
+    Every flow's speed (1 = as if alone) rises alike until a rate is used up; flows that use it stay there, the others
+    go on (max-min fairness).
+    """
+
+    def __init__(self, env: simpy.Environment, done: Done) -> None:
+        self._env = env
+        self._done = done
+        self._active: list[FlowWork] = []
+        self._speeds: dict[tuple[Flow, ...], tuple[float, ...]] = {}
+
+    def start(self, flow: Flow, owner: Any) -> None:
+        """Move ``flow``'s bytes; ``done(owner)`` is called when they have arrived."""
+        work = FlowWork(flow, owner, self._env.now)
+        self._active.append(work)
+        self._share()
+
+    def _share(self) -> None:
+        active = self._active
+        key = tuple([work.flow for work in active])
+        speeds = self._speeds.get(key)
+        if speeds is None:
+            if len(self._speeds) >= _MAX_CACHED:
+                self._speeds.clear()
+            speeds = self._speeds[key] = fair_speeds([flow.uses for flow in key])
+        now = self._env.now
+        for work, speed in zip(active, speeds, strict=True):
+            if work.speed != speed:
+                work.left -= (now - work.since_ns) * work.speed
+                work.since_ns = now
+                work.speed = speed
+                work.token += 1
+                timeout = self._env.timeout(max(0, round(work.left / speed)), (work, work.token))
+                timeout.callbacks.append(self._fire)
+
+    def _fire(self, event: simpy.Event) -> None:
+        work, token = event.value
+        if token != work.token:
+            return
+        self._active.remove(work)
+        if self._active:
+            self._share()
+        self._done(work.owner)
+
+
+def fair_speeds(uses: list[tuple[tuple[str, float], ...]]) -> tuple[float, ...]:
+    """Speed of each flow, at most 1, from the share of each rate that it uses at speed 1."""
+    speeds = [1.0] * len(uses)
+    rising = set(range(len(uses)))
+    room = dict.fromkeys((name for flow in uses for name, _ in flow), 1.0)
+    while rising:
+        load = dict.fromkeys(room, 0.0)
+        for index in rising:
+            for name, share in uses[index]:
+                load[name] += share
+        tightest = (
+            min((room[name] / load[name], name) for name in room if load[name] > 0) if any(load.values()) else None
+        )
+        if tightest is None or tightest[0] >= 1.0:
+            break
+        level, name = tightest
+        stopped = [index for index in rising if any(used == name for used, _ in uses[index])]
+        for index in stopped:
+            speeds[index] = level
+            rising.discard(index)
+            for used, share in uses[index]:
+                room[used] = max(0.0, room[used] - share * level)
+    return tuple(speeds)

@@ -1,0 +1,206 @@
+"""The simulator: follows the program of launches with simpy, each launch taking the time that the profile says.
+
+The executor's runner is its twin: the same loop over ``program.launches()``, with streams of a device where this one
+has queues of simulated time.
+"""
+
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import simpy
+
+from herald_pipeline.result import Recorder
+from herald_pipeline.scheduling.program import BatchPolicy, Feedback, Idle, Launch, Program
+from herald_pipeline.stages import RowGroup
+from herald_pipeline.steps import FixedSteps, Steps
+from herald_sim.checks import Ledger
+from herald_sim.cost import Cost, CostModel, Kernels
+from herald_sim.resources import Gpu, SharedRates
+
+
+class _Run:
+    """One launch on its way: what it waits for, and the phases that it has run."""
+
+    __slots__ = ("blockers", "cost", "ended", "followers", "launch", "phase", "queued_ns", "start_ns")
+
+    def __init__(self, launch: Launch, cost: Cost, now_ns: int) -> None:
+        self.launch = launch
+        self.cost = cost
+        self.queued_ns = now_ns
+        self.start_ns = now_ns
+        self.phase = 0
+        self.blockers = 0
+        self.followers: list[_Run] = []
+        self.ended: simpy.Event | None = None
+
+
+class Simulation:
+    """Simulated time, in integer nanoseconds, of one program on one profile."""
+
+    def __init__(
+        self,
+        program: Program,
+        costs: CostModel,
+        steps: Steps,
+        recorder: Recorder,
+        *,
+        ledger: Ledger | None = None,
+        last_tokens: Mapping[int, int] | None = None,
+    ) -> None:
+        self.env = simpy.Environment(initial_time=0)
+        self.program = program
+        self.recorder = recorder
+        self._costs = costs
+        self._steps = steps
+        self._ledger = ledger
+        self._last_tokens = last_tokens or {}
+        self._block_length = program.pipeline.settings.block_length
+        self._gpu = Gpu(self.env, self._next_phase)
+        self._rates = SharedRates(self.env, self._next_phase)
+        self._small = {stream.name: stream.high_priority for stream in program.pipeline.template.streams}
+        self._pending: dict[int, _Run] = {}
+        self._newest: dict[str, _Run] = {}
+        self._lockstep = program.policy is BatchPolicy.LOCKSTEP
+        self._fixed = steps.count if self._lockstep and isinstance(steps, FixedSteps) else None
+        self._step = 0
+        self._taken: dict[int, int] = {}
+        self._open_rows = 0
+        self._open_tokens = 0
+
+    def run(self) -> None:
+        """Run until every request has been served."""
+        self.env.process(self._issue())
+        self.env.run()
+        self.program_ended()
+
+    def program_ended(self) -> None:
+        """Nothing may be left: a launch that still waits is a fault of ours."""
+        assert not self._pending, f"{len(self._pending)} launches never ran: {[*self._pending][:5]}"
+
+    def _issue(self) -> Generator[simpy.Event, Any, None]:
+        """The host: issues launches in order, and waits where it must know what a forward found."""
+        launches = self.program.launches()
+        feedback: Feedback | None = None
+        while True:
+            try:
+                launch = launches.send(feedback)
+            except StopIteration:
+                return
+            feedback = None
+            if isinstance(launch, Idle):
+                yield self.env.timeout(max(0, launch.until_ns - self.env.now))
+                continue
+            run = self._enqueue(launch)
+            if launch.stage.decides:
+                if launch.id in self._pending:
+                    run.ended = self.env.event()
+                    yield run.ended
+                feedback = self._feedback(launch)
+
+    # Launches --------------------------------------------------------------------------------------------------------
+
+    def _enqueue(self, launch: Launch) -> _Run:
+        """Behind its stream's newest launch and the launches that it waits for."""
+        run = _Run(launch, self._costs.price(launch), self.env.now)
+        pending, stream = self._pending, launch.stage.stream
+        newest = self._newest.get(stream)
+        if newest is not None:
+            newest.followers.append(run)
+            run.blockers += 1
+        for number in launch.after:
+            earlier = pending.get(number)
+            if earlier is not None and earlier is not newest:
+                earlier.followers.append(run)
+                run.blockers += 1
+        pending[launch.id] = run
+        self._newest[stream] = run
+        if not run.blockers:
+            self._start(run)
+        return run
+
+    def _start(self, run: _Run) -> None:
+        run.start_ns = self.env.now
+        self._next_phase(run)
+
+    def _next_phase(self, run: _Run) -> None:
+        """Give the next phase to its resource; the last one ends the launch."""
+        phases = run.cost.phases
+        if run.phase == len(phases):
+            self._finish(run)
+            return
+        phase = phases[run.phase]
+        run.phase += 1
+        if type(phase) is Kernels:
+            self._gpu.start(phase, self._small[run.launch.stage.stream], run)
+        else:
+            self._rates.start(phase, run)  # type: ignore[arg-type]
+
+    def _finish(self, run: _Run) -> None:
+        launch, now = run.launch, self.env.now
+        stream = launch.stage.stream
+        del self._pending[launch.id]
+        if self._newest[stream] is run:
+            del self._newest[stream]
+        cost = run.cost
+        self.recorder.record(
+            launch, run.start_ns, now, queued_ns=run.queued_ns, num_bytes=cost.num_bytes, flops=cost.flops
+        )
+        if self._ledger is not None:
+            self._ledger.finished(launch, cost, run.start_ns, now)
+        if launch.stage.decides:
+            self._decided(launch)
+        for follower in run.followers:
+            follower.blockers -= 1
+            if not follower.blockers:
+                self._start(follower)
+        if run.ended is not None:
+            run.ended.succeed()
+
+    # Decoding --------------------------------------------------------------------------------------------------------
+
+    def _feedback(self, launch: Launch) -> Feedback:
+        """Which rows still hold masked positions after this forward."""
+        now = self.env.now
+        if self._fixed is not None:
+            # In lockstep with one T every row is as far as the batch.
+            masked = any([not group.mode.completes for group in launch.groups])
+            self._step = self._step + 1 if masked else 0
+            return Feedback(masked and self._step < self._fixed, now_ns=now)
+        still = set()
+        running = self.program.admission.running
+        for group in launch.groups:
+            for slot, block in zip(group.slots, group.blocks, strict=True):
+                taken = self._taken.get(slot, 0) + 1
+                if group.mode.completes:
+                    self._taken.pop(slot, None)
+                    continue
+                self._taken[slot] = taken
+                if taken < self._steps.steps(running[slot].id, block):
+                    still.add(slot)
+        return Feedback(frozenset(still), now_ns=now)
+
+    def _decided(self, launch: Launch) -> None:
+        """Count the forward, and the blocks that it completed."""
+        recorder = self.recorder
+        recorder.step(launch)
+        still_open = False
+        for group in launch.groups:
+            if not group.mode.completes:
+                still_open = True
+                continue
+            self._open_rows += len(group.slots)
+            self._open_tokens += self._tokens(group)
+        # In lockstep the batch's block ends with its last row.
+        if self._open_rows and not (still_open and self._lockstep):
+            recorder.block_done(self.env.now, self._open_rows, self._open_tokens)
+            self._open_rows = self._open_tokens = 0
+
+    def _tokens(self, group: RowGroup) -> int:
+        """Tokens of the group's blocks that are part of an answer: the last block's padding is not."""
+        length = self._block_length
+        running = self.program.admission.running
+        tokens = 0
+        for slot, block in zip(group.slots, group.blocks, strict=True):
+            request = running[slot]
+            tokens += length if block + 1 < request.blocks else self._last_tokens.get(request.id, length)
+        return tokens

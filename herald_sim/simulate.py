@@ -1,0 +1,156 @@
+"""The public entry: one pipeline on one profile under one workload -> :class:`~herald_pipeline.result.Result`."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from herald_pipeline import capacity, hardware_io, trace
+from herald_pipeline.capacity import Memory
+from herald_pipeline.errors import ConfigError
+from herald_pipeline.hardware import Profile
+from herald_pipeline.pipeline import Pipeline
+from herald_pipeline.pools import Home
+from herald_pipeline.result import Recorder, Result
+from herald_pipeline.scheduling.program import Program
+from herald_pipeline.workload import Workload
+from herald_sim.checks import Ledger
+from herald_sim.cost import CostModel, needs
+from herald_sim.runner import Simulation
+
+_RESOURCES = {"gpu": "gpu", "cpu": "cpu selection", "h2d": "h2d link", "d2h": "d2h link"}
+
+
+def simulate(
+    pipeline: Pipeline,
+    profile: Profile,
+    workload: Workload,
+    *,
+    memory: Memory | None = None,
+    check: bool = False,
+    trace_out: Path | None = None,
+    beyond_memory: bool = False,
+) -> Result:
+    """Event-driven prediction of a run.
+
+    Parameters
+    ----------
+    memory
+        Memory to stay within; default: all that the profile has.
+    check
+        Run the invariants (rates, clock, work, requests) and raise on the first that does not hold.
+    trace_out
+        Where to write the Chrome trace (``.gz`` compresses).
+    beyond_memory
+        Go on where it does not fit, as if memory had no end: the projected lines of figures.
+
+    Raises
+    ------
+    ProfileError
+        The profile lacks a number that the run would read; raised before the first event.
+    CapacityError
+        What is asked for does not fit; with the budget as a table.
+    """
+    required = needs(pipeline)
+    if profile.missing(required):
+        profile.check_complete(required, hardware_io.complete_names(required))
+    memory = memory or Memory.of(profile)
+    room = _room(pipeline, workload, memory, beyond_memory=beyond_memory)
+    recorder = Recorder("simulated", keep_trace=trace_out is not None)
+    costs = CostModel(pipeline, profile)
+    program = Program(pipeline, workload.blocked(), slots=workload.batch, policy=workload.policy, kv_tokens=room)
+    ledger = Ledger(profile) if check else None
+    simulation = Simulation(program, costs, workload.steps, recorder, ledger=ledger, last_tokens=_last_tokens(workload))
+    simulation.run()
+    if ledger is not None:
+        ledger.close(program.admission)
+    result = recorder.result(
+        batch=workload.batch,
+        budget=pipeline.settings.budget,
+        finished=len(program.admission.finished),
+        rejected=program.admission.rejected,
+        **facts(pipeline, profile, workload, memory),
+    )
+    result = replace(result, **status(result, costs, workload))
+    if trace_out is not None and recorder.trace is not None:
+        recorder.trace.facts = {"model": pipeline.model.name, "method": pipeline.method.name, "hardware": profile.name}
+        trace.write_chrome(recorder.trace, trace_out)
+    return result
+
+
+def _room(pipeline: Pipeline, workload: Workload, memory: Memory, *, beyond_memory: bool) -> int | None:
+    """KV entries that admission may hand out; a batch that arrives at once must fit as a whole."""
+    if beyond_memory:
+        return None
+    sizes = {request.padded_tokens(workload.block_length) for request in workload.blocked()}
+    if len(sizes) == 1 and len(workload.requests) <= workload.batch:
+        capacity.require(pipeline, workload, memory, others=_other_memories())
+        return None
+    if workload.block_length != pipeline.settings.block_length:
+        message = (
+            f"workload block length {workload.block_length} differs from the method's {pipeline.settings.block_length}"
+        )
+        raise ConfigError(message)
+    return capacity.kv_room_tokens(pipeline, workload.batch, memory)
+
+
+def _other_memories() -> dict[str, Memory]:
+    return {name: Memory.of(hardware_io.resolve(name)) for name in hardware_io.names() if _has_memory(name)}
+
+
+def _has_memory(name: str) -> bool:
+    return not any("memory" in part for _, part in hardware_io.resolve(name).missing(()))
+
+
+def _last_tokens(workload: Workload) -> dict[int, int]:
+    """Tokens of each request's last block that belong to its answer, where not all do."""
+    found = {}
+    length = workload.block_length
+    for request in workload.requests:
+        used = (request.prompt_tokens + request.new_tokens) % length
+        if used:
+            found[request.id] = used
+    return found
+
+
+def facts(pipeline: Pipeline, profile: Profile, workload: Workload, memory: Memory) -> dict[str, Any]:
+    """What a result says beside its figures: memory, limits of the model, where numbers come from."""
+    tokens = workload.largest_request_tokens
+    budget = capacity.budget(pipeline, tokens, workload.batch, memory)
+    return {
+        "kv_bytes_per_request": budget.kv_bytes_per_request,
+        "hbm_bytes": budget.total(Home.HBM, transient=False),
+        "dram_bytes": budget.total(Home.DRAM),
+        "beyond_max_positions": tokens > pipeline.model.max_positions,
+        "assumptions": pipeline.method.assumptions,
+        "provenance": provenance(profile),
+        "extra": {
+            "model": pipeline.model.name,
+            "method": pipeline.method.name,
+            "hardware": profile.name,
+            "engine": profile.engine.name,
+        },
+    }
+
+
+def provenance(profile: Profile) -> Mapping[str, Any]:
+    """Where the profile's numbers come from: each provenance with its quantities, and this run's overrides."""
+    found: dict[str, list[str]] = {}
+    for path, _, quantity in profile.quantities():
+        if quantity is not None:
+            found.setdefault(str(quantity.origin.provenance), []).append(path)
+    return {**{kind: sorted(paths) for kind, paths in sorted(found.items())}, "overrides": list(profile.overrides)}
+
+
+def status(result: Result, costs: CostModel, workload: Workload) -> dict[str, Any]:
+    """Status and the resource that limits: the one that is busy for the largest part of a block."""
+    stages = {stage.name: stage for stage in costs.pipeline.template.stages()}
+    busy: dict[str, float] = {}
+    for name, sums in result.stages.items():
+        resource = _RESOURCES[stages[name].resource]
+        busy[resource] = busy.get(resource, 0.0) + sums["busy_s"]
+    limit = max(sorted(busy), key=lambda resource: busy[resource]) if busy else None
+    if costs.extrapolated:
+        return {"status": "EXTRAPOLATED", "limit": limit}
+    arrivals = any(request.arrival_ns for request in workload.requests)
+    return {"status": "STABLE" if arrivals or limit is None else f"BOUND BY {limit}", "limit": limit}
