@@ -266,8 +266,8 @@ def _largest(fits: Callable[[int], bool]) -> int:
 def kv_room_tokens(pipeline: Pipeline, batch: int, memory: Memory) -> int:
     """KV entries of all running requests together that fit: the admission's limit for requests of unequal length.
 
-    Need is linear in a request's tokens but for the rounding of k, which is taken upwards; so any set of requests within
-    the room fits.
+    Need is linear in a request's tokens but for the rounding of k, which is taken upwards; so any set of requests
+    within the room fits.
     """
     settings = pipeline.settings
     many = _UNBOUNDED * settings.block_length
