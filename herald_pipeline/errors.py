@@ -43,7 +43,7 @@ class RunError(HeraldError):
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
     """``"; did you mean 'x'?"`` for the closest valid name, else the list of all."""
-    names = sorted(valid)
+    names = sorted(str(name) for name in valid)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if close:
         return f"; did you mean {close[0]!r}?"

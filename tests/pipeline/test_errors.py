@@ -1,0 +1,60 @@
+"""Messages at the border."""
+
+import math
+
+import pytest
+
+from herald_pipeline.errors import ConfigError, check_number, did_you_mean, raise_problems, unknown_name
+from herald_pipeline.units import GB, GIB, format_bytes, format_ns, transfer_ns
+
+
+@pytest.mark.parametrize(
+    ("value", "rules", "message"),
+    [
+        (math.nan, {}, "rate must be finite, got nan"),
+        (math.inf, {}, "rate must be finite, got inf"),
+        ("3", {}, "rate must be a number, got '3'"),
+        (True, {}, "rate must be a number, got True"),
+        (0, {"above": 0}, "rate must be > 0, got 0"),
+        (-1, {"minimum": 0}, "rate must be >= 0, got -1"),
+        (2.5, {"integer": True}, "rate must be a whole number, got 2.5"),
+        (9, {"maximum": 8}, "rate must be <= 8, got 9"),
+    ],
+)
+def test_a_number_that_breaks_a_rule_is_named_with_its_path(value: object, rules: dict, message: str) -> None:
+    assert check_number(value, "rate", **rules) == message
+
+
+def test_a_good_number_has_no_problem() -> None:
+    assert check_number(3, "rate", above=0, integer=True) is None
+
+
+def test_all_problems_are_raised_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        raise_problems(["first", None, "second"])
+    assert caught.value.problems == ["first", "second"]
+
+
+def test_the_closest_name_is_offered() -> None:
+    assert str(unknown_name("method", "heral", ["herald", "dense"])) == "unknown method 'heral'; did you mean 'herald'?"
+
+
+def test_without_a_close_name_all_are_listed() -> None:
+    assert did_you_mean("xyz", ["dense", "herald"]) == "; valid: dense, herald"
+
+
+def test_one_gb_at_one_gb_per_second_takes_a_second_and_one_gib_takes_longer() -> None:
+    assert transfer_ns(GB, 1.0) == 1_000_000_000
+    assert transfer_ns(GIB, 1.0) == 1_073_741_824
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(12, "12 B"), (1500, "1.50 kB"), (85.5e9, "85.50 GB"), (2e12, "2000.00 GB")]
+)
+def test_bytes_are_shown_in_decimal_units(size: float, text: str) -> None:
+    assert format_bytes(size) == text
+
+
+@pytest.mark.parametrize(("duration", "text"), [(12, "12 ns"), (1500, "1.50 us"), (2.5e6, "2.50 ms"), (3e9, "3.00 s")])
+def test_durations_are_shown_in_the_fitting_unit(duration: float, text: str) -> None:
+    assert format_ns(duration) == text

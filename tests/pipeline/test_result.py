@@ -1,0 +1,75 @@
+"""The recorder: figures by hand arithmetic from a handful of launches."""
+
+import json
+
+import pytest
+
+from herald_pipeline.pipeline import Pipeline
+from herald_pipeline.result import Recorder, demand
+from herald_pipeline.scheduling.program import Launch
+from herald_pipeline.stages import Mode, Op, OpKind, Repeat, RowGroup, launch_shape
+
+
+def launch(pipeline: Pipeline, name: str, block: int, layer: int | None = None, number: int = 0) -> Launch:
+    group = RowGroup((0, 1), (block, block), Mode.DENOISE, 128, 6, 0)
+    return Launch(number, pipeline.stage(name), layer, (group,), launch_shape((group,), 32), (), block, 0)
+
+
+def two_blocks(pipeline: Pipeline) -> Recorder:
+    """Two blocks of two forwards of 10 ns; in the second, main waits 6 ns at the swap: 4 for select, 2 for upload."""
+    recorder = Recorder("simulated")
+    clock = 0
+    for block in range(2):
+        for _ in range(2):
+            step = launch(pipeline, "denoise", block)
+            recorder.record(step, clock, clock + 10)
+            recorder.step(step)
+            clock += 10
+        if block:
+            recorder.record(launch(pipeline, "select", block, 2), clock - 10, clock + 4)
+            recorder.record(launch(pipeline, "upload", block, 2), clock + 4, clock + 6)
+            clock += 6
+        recorder.record(launch(pipeline, "swap", block), clock, clock)
+        recorder.block_done(clock, rows=2, tokens=64)
+    return recorder
+
+
+def test_throughput_is_of_the_window_after_the_first_block(herald: Pipeline) -> None:
+    result = two_blocks(herald).result(batch=2, budget=0.05, finished=2, rejected={})
+    assert result.throughput_tok_s == pytest.approx(64 / 26e-9)
+    assert result.block_time_s == pytest.approx(26e-9)
+    assert result.first_block_time_s == pytest.approx(20e-9)
+
+
+def test_stall_and_exposed_transfer_are_told_apart(herald: Pipeline) -> None:
+    result = two_blocks(herald).result(batch=2, budget=0.05, finished=2, rejected={})
+    assert result.stall_s == pytest.approx(6e-9)
+    assert result.exposed_transfer_s == pytest.approx(2e-9)
+
+
+def test_main_and_retrieval_times_are_those_of_fig_14(herald: Pipeline) -> None:
+    result = two_blocks(herald).result(batch=2, budget=0.05, finished=2, rejected={})
+    assert result.main_time_s == pytest.approx(20e-9)
+    assert result.retrieval_time_s == pytest.approx(16e-9)
+
+
+def test_forwards_count_rows(herald: Pipeline) -> None:
+    result = two_blocks(herald).result(batch=2, budget=0.05, finished=2, rejected={})
+    assert result.forwards == 4
+    assert result.forwards_per_block == 2
+    assert result.tokens_per_forward == 16
+
+
+def test_a_single_block_has_no_rates_and_is_valid_json(herald: Pipeline) -> None:
+    recorder = Recorder("measured")
+    recorder.block_done(0, rows=1, tokens=32)
+    values = recorder.result(batch=1, budget=0.05, finished=1, rejected={3: "too large"}).to_dict()
+    text = json.dumps(values, allow_nan=False)
+    assert "throughput_tok_s" not in values
+    assert json.loads(text)["rejected"] == {"3": "too large"}
+
+
+def test_demand_sums_ops_times_repeats() -> None:
+    work = (Repeat(3, (Op(OpKind.COPY, h2d_bytes=2.0), Op(OpKind.QKV, gpu_flops=5.0, hbm_bytes=1.0))),)
+    total = demand(work)
+    assert (total.h2d_bytes, total.gpu_flops, total.hbm_bytes) == (6.0, 15.0, 3.0)
