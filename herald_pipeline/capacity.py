@@ -101,11 +101,14 @@ class Budget:
         wanted = (item for item in self.items if item.home is home and transient in (None, item.transient))
         return sum(item.num_bytes for item in wanted)
 
+    @property
+    def passing_bytes(self) -> float:
+        """Device memory of what comes and goes: the widest forward or a prefill, which do not run at one moment."""
+        return max((item.num_bytes for item in self.items if item.transient), default=0.0)
+
     def limits(self) -> tuple[Limit, ...]:
         """Each limit with what is needed of it."""
-        stays = self.total(Home.HBM, transient=False)
-        # Forwards and prefill do not run at the same moment on the GPU: the larger one counts.
-        passing = max((item.num_bytes for item in self.items if item.transient), default=0.0)
+        stays, passing = self.total(Home.HBM, transient=False), self.passing_bytes
         memory = self.memory
         # Where not even the weights fit, fewer requests do not help, and the name says so.
         weights = sum(item.num_bytes for item in self.items if item.name == "weights")
@@ -263,24 +266,29 @@ def _largest(fits: Callable[[int], bool]) -> int:
     return low
 
 
-def kv_room_tokens(pipeline: Pipeline, batch: int, memory: Memory) -> int:
+def kv_room_tokens(pipeline: Pipeline, batch: int, memory: Memory, longest: int) -> int:
     """KV entries of all running requests together that fit: the admission's limit for requests of unequal length.
 
-    Need is linear in a request's tokens but for the rounding of k, which is taken upwards; so any set of requests
-    within the room fits.
+    ``longest``: KV entries of the longest request, whose prefill decides the peak. Need is linear in a request's tokens
+    but for the rounding of k, which is taken upwards; so any set of requests within the room fits.
     """
     settings = pipeline.settings
     many = _UNBOUNDED * settings.block_length
     empty = RequestSize(0, 1 if settings.budget else 0, settings.block_length)
     long = RequestSize(many, settings.selected_tokens(many) + empty.selected_tokens, settings.block_length)
-    slots = _budget(pipeline, empty, batch, memory).limits()
-    short_one = _budget(pipeline, empty, 1, memory).limits()
-    long_one = _budget(pipeline, long, 1, memory).limits()
-    rooms = [
-        start.free_bytes * many / (high.needed_bytes - low.needed_bytes)
-        for start, low, high in zip(slots, short_one, long_one, strict=True)
-        if high.needed_bytes > low.needed_bytes
-    ]
+    slots = _budget(pipeline, empty, batch, memory)
+    short_one, long_one = (_budget(pipeline, size, 1, memory) for size in (empty, long))
+    passing = budget(pipeline, longest, batch, memory).passing_bytes
+    limits = (
+        (Home.HBM, memory.resident_bytes),
+        (Home.HBM, memory.hbm_bytes - memory.runtime_bytes - passing),
+        (Home.DRAM, memory.dram_bytes),
+    )
+    rooms = []
+    for home, limit in limits:
+        growth = long_one.total(home, transient=False) - short_one.total(home, transient=False)
+        if growth > 0:
+            rooms.append((limit - slots.total(home, transient=False)) * many / growth)
     return max(0, math.floor(min(rooms)))
 
 
