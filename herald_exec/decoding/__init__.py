@@ -6,8 +6,8 @@ cache, bidirectional ones by scheduler and cache rule.
 
 from collections.abc import Sequence
 
-from herald_exec.decoding.bidirectional import BidirectionalSession
 from herald_exec.decoding.block_causal import BlockCausalSession
+from herald_exec.decoding.full_attention import FullAttentionSession
 from herald_exec.decoding.session import DecodeSettings, Piece, RowStatistics, Session
 from herald_exec.models.base import BlockModel
 from herald_pipeline.model import Attention
@@ -18,5 +18,5 @@ __all__ = ["DecodeSettings", "Piece", "RowStatistics", "Session", "start_session
 def start_session(model: BlockModel, prompts: Sequence[Sequence[int]], settings: DecodeSettings) -> Session:
     """Session for a batch of prompts; :class:`ConfigError` for prompts that do not fit the model."""
     if model.shape.attention is Attention.BIDIRECTIONAL:
-        return BidirectionalSession(model, prompts, settings)
+        return FullAttentionSession(model, prompts, settings)
     return BlockCausalSession(model, prompts, settings)

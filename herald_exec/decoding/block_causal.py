@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from herald_exec.attention import attend
-from herald_exec.decoding.session import Chosen, DecodeSettings, Piece, Session, choose, padded_length
+from herald_exec.decoding.session import Chosen, DecodeSettings, Piece, Session, choose
 from herald_exec.models.base import BlockModel
 from herald_exec.models.forward import prefill
 
@@ -22,7 +22,7 @@ class BlockCausalSession(Session):
         super().__init__(model, prompts, settings)
         shape, device = model.shape, model.device
         block = settings.block_length
-        width = max((self.positions_needed(len(prompt)) for prompt in prompts), default=0)
+        width = max((self._end(len(prompt)) for prompt in prompts), default=0)
         self._rows = list(range(len(prompts)))
         self._prompt = [len(prompt) for prompt in prompts]
         self._tokens = torch.zeros(len(prompts), width, dtype=torch.long, device=device)
@@ -38,14 +38,15 @@ class BlockCausalSession(Session):
         for row, length in enumerate(self._prompt):
             self._prefill(row, length // block * block)
 
-    def positions_needed(self, prompt_tokens: int) -> int:
-        """See :class:`Session`."""
-        return padded_length(prompt_tokens, self.settings.max_new_tokens, self.settings.block_length)
-
     @property
     def running(self) -> bool:
         """See :class:`Session`."""
         return bool(self._rows)
+
+    def _end(self, prompt_tokens: int) -> int:
+        """End of the last block, which is decoded whole; blocks are absolute multiples of B."""
+        block = self.settings.block_length
+        return -(-(prompt_tokens + self.settings.max_new_tokens) // block) * block
 
     def _prefill(self, row: int, length: int) -> None:
         """KV of the whole blocks of a prompt; its tail shares the first decoded block."""
@@ -119,7 +120,7 @@ class BlockCausalSession(Session):
             # Only positions of the answer count: an end token in the prompt's tail ends nothing.
             tokens = self._tokens[index, max(start, self._prompt[row]) : end].tolist()
             self.statistics[row].blocks += 1
-            pieces.append(self.deliver(row, tokens, last=end >= self.positions_needed(self._prompt[row])))
+            pieces.append(self.deliver(row, tokens, last=end >= self._end(self._prompt[row])))
         return pieces
 
     def stop(self, row: int) -> None:

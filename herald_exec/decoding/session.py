@@ -12,6 +12,7 @@ from herald_exec.models.base import BlockModel
 from herald_pipeline.decoding.policy import DecodingPolicy
 from herald_pipeline.decoding.sampling import Sampler
 from herald_pipeline.errors import check_number, raise_problems
+from herald_pipeline.workload import check_length
 
 FinishReason = Literal["end_token", "length", "stopped"]
 
@@ -76,11 +77,6 @@ class RowStatistics:
     tokens: int = 0
 
 
-def padded_length(prompt_tokens: int, max_new_tokens: int, block_length: int) -> int:
-    """Positions written at most: the last block is written whole, aligned to absolute multiples of B."""
-    return -(-(prompt_tokens + max_new_tokens) // block_length) * block_length
-
-
 class Session(ABC):
     """A batch of prompts on its way to answers; every :meth:`step` is one forward of the rows that still run.
 
@@ -105,18 +101,9 @@ class Session(ABC):
         outside = [token for token in prompt if not 0 <= token < shape.vocab_size]
         if outside:
             return f"prompt {row}: token id {outside[0]} is outside the vocabulary of {shape.vocab_size}"
-        padded = self.positions_needed(len(prompt))
-        if padded > shape.max_positions:
-            return (
-                f"prompt {row}: {len(prompt)} tokens and up to {settings.max_new_tokens} new ones need {padded} "
-                f"positions (blocks of {settings.block_length}), {shape.name} has {shape.max_positions}; "
-                "shorten the prompt or max_new_tokens"
-            )
-        return None
-
-    @abstractmethod
-    def positions_needed(self, prompt_tokens: int) -> int:
-        """Positions that a prompt of this length will occupy at most."""
+        return check_length(
+            len(prompt), settings.max_new_tokens, settings.block_length, shape.max_positions, f"prompt {row}"
+        )
 
     @property
     @abstractmethod

@@ -136,7 +136,7 @@ def test_a_prompt_that_fits_only_without_rounding_is_refused_with_both_lengths(c
     start_session(model, [[5] * 76], settings)
     with pytest.raises(ConfigError) as caught:
         start_session(model, [[5] * 80], settings)
-    expected = "prompt 0: 80 tokens and up to 20 new ones need 104 positions (blocks of 8), tiny has 100"
+    expected = "prompt 0: prompt 80 + new 20 = 100 tokens take 104 positions in blocks of 8, the limit is 100"
     assert str(caught.value).startswith(expected)
 
 

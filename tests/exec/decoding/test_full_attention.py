@@ -100,23 +100,6 @@ def test_every_cache_and_scheduler_fills_every_answer(full_model, prompts, run, 
     assert alone[0] == tokens[3]
 
 
-def test_a_reused_position_is_never_older_than_the_last_refresh(full_model, prompts):
-    policy = make("dsb-const", "dsb", s_init=6)
-    session = start_session(full_model, prompts, DecodeSettings(policy, max_new_tokens=20, end_token_ids=()))
-    refreshed = torch.full((len(prompts),), -1)
-    reused = 0
-    while session.running:
-        plan = session.plan()
-        number = session.round
-        refreshed = torch.where(plan.refresh, number, refreshed)
-        session.step()
-        at = session.computed_at
-        assert (at[plan.forwarded] == number).all()
-        assert (at >= refreshed[:, None])[plan.reused].all()
-        reused += int(plan.reused.sum())
-    assert reused > 0
-
-
 def test_an_answer_stops_at_its_first_end_token_and_is_the_same_up_to_there(full_model, prompts, run):
     free, _ = answers(full_model, prompts, make(), run)
     end = free[0][9]
