@@ -113,6 +113,7 @@ class Loop:
         self.state = policy.blocks.start(batch.prompt, batch.response)
         self.cache = policy.cached.start(self.state, self.masked)
         self.number = 0
+        self.last_hidden = torch.empty(0, model.shape.hidden_size, device=model.device)
 
     @property
     def done(self) -> bool:
@@ -171,7 +172,7 @@ class Loop:
         if not (self.policy.blocks.needs_delimiters or self.diagnose):
             # The LM head runs where its result can be committed; the sequence's logits never exist as a whole.
             read = read & self.state.active(self.masked)
-        scores, _ = self.score(self.kv, plan.forwarded, read)
+        scores, self.last_hidden = self.score(self.kv, plan.forwarded, read)
         self.kv.refreshed = torch.where(plan.refresh, self.number, self.kv.refreshed)
         delimiter = torch.isin(scores.token, self.delimiters) & scores.read
         opened, accepted = self.policy.accept(
