@@ -50,7 +50,9 @@ class Ledger:
             busy = sum(end - start for start, end in intervals)
             rate = known(rates[resource]).peak if self.bytes[resource] and rates[resource] is not None else 0.0
             if rate and self.bytes[resource] > rate * (busy + len(intervals)) * (1 + _ROUNDING):
-                message = f"{self.bytes[resource]:.0f} bytes over {resource} in {busy} ns is more than its rate of {rate} GB/s"
+                message = (
+                    f"{self.bytes[resource]:.0f} bytes over {resource} in {busy} ns exceed its rate of {rate} GB/s"
+                )
                 raise RunError(message)
         counted = len(admission.finished) + len(admission.rejected) + len(admission.running) + admission.waiting
         if admission.submitted != counted:

@@ -156,7 +156,8 @@ class CostModel:
         if self._stage_ns and work:
             phases.append(Flow(round(self._stage_ns), ()))
         for repeat in work:
-            layer_ns, kernels, kinds = 0.0, 0, set()
+            layer_ns, kernels = 0.0, 0
+            kinds: set[OpKind] = set()
             for op in repeat.ops:
                 if op.kind is OpKind.COPY or op.kind in _CPU_KINDS:
                     if layer_ns:

@@ -7,10 +7,11 @@ something joins or leaves.
 from collections import deque
 from collections.abc import Callable
 from math import ceil
-from typing import Any
+from typing import Any, cast
 
 import simpy
 
+from herald_sim.clock import Clock
 from herald_sim.cost import Flow, Kernels
 
 Done = Callable[[Any], None]
@@ -41,7 +42,7 @@ class Gpu:
     launch back by their own time: queueing follows from kernel counts. Launches of one class run one after another.
     """
 
-    def __init__(self, env: simpy.Environment, done: Done) -> None:
+    def __init__(self, env: Clock, done: Done) -> None:
         self._env = env
         self._done = done
         self._large: GpuWork | None = None
@@ -60,7 +61,7 @@ class Gpu:
 
     def _begin_small(self, work: GpuWork) -> None:
         self._small = work
-        self._plan_small(work, self._env.now)
+        self._plan_small(work, self._env.now_ns)
 
     def _plan_small(self, work: GpuWork, now: float) -> None:
         """Find where the small launch's remaining kernels end, first waiting at ``now``."""
@@ -83,7 +84,7 @@ class Gpu:
             work.end_ns = None
 
     def _begin_large(self, work: GpuWork) -> None:
-        now = self._env.now
+        now = self._env.now_ns
         small = self._small
         self._large = work
         if small is None or not small.alone:
@@ -110,22 +111,22 @@ class Gpu:
 
     def _timer(self, work: GpuWork, at_ns: int) -> None:
         work.armed_ns = at_ns
-        timeout = self._env.timeout(max(0, at_ns - self._env.now), work)
-        timeout.callbacks.append(self._fire)
+        self._env.after(at_ns - self._env.now_ns, work, self._fire)
 
     def _fire(self, event: simpy.Event) -> None:
-        work: GpuWork = event.value
+        work = event.value
+        assert isinstance(work, GpuWork)
         work.armed_ns = None
         if work.end_ns is None:
             return
-        if work.end_ns > self._env.now:
+        if work.end_ns > self._env.now_ns:
             self._timer(work, work.end_ns)
             return
         if work is self._large:
             self._large = None
             small = self._small
             if small is not None and small.end_ns is None:
-                self._plan_small(small, self._env.now)
+                self._plan_small(small, self._env.now_ns)
             if self._waiting[False]:
                 self._begin_large(self._waiting[False].popleft())
         else:
@@ -191,7 +192,7 @@ class SharedRates:
     go on (max-min fairness).
     """
 
-    def __init__(self, env: simpy.Environment, done: Done) -> None:
+    def __init__(self, env: Clock, done: Done) -> None:
         self._env = env
         self._done = done
         self._active: list[FlowWork] = []
@@ -199,7 +200,7 @@ class SharedRates:
 
     def start(self, flow: Flow, owner: Any) -> None:
         """Move ``flow``'s bytes; ``done(owner)`` is called when they have arrived."""
-        work = FlowWork(flow, owner, self._env.now)
+        work = FlowWork(flow, owner, self._env.now_ns)
         self._active.append(work)
         self._share()
 
@@ -211,18 +212,17 @@ class SharedRates:
             if len(self._speeds) >= _MAX_CACHED:
                 self._speeds.clear()
             speeds = self._speeds[key] = fair_speeds([flow.uses for flow in key])
-        now = self._env.now
+        now = self._env.now_ns
         for work, speed in zip(active, speeds, strict=True):
             if work.speed != speed:
                 work.left -= (now - work.since_ns) * work.speed
                 work.since_ns = now
                 work.speed = speed
                 work.token += 1
-                timeout = self._env.timeout(max(0, round(work.left / speed)), (work, work.token))
-                timeout.callbacks.append(self._fire)
+                self._env.after(round(work.left / speed), (work, work.token), self._fire)
 
     def _fire(self, event: simpy.Event) -> None:
-        work, token = event.value
+        work, token = cast(tuple[FlowWork, int], event.value)
         if token != work.token:
             return
         self._active.remove(work)

@@ -14,6 +14,7 @@ from herald_pipeline.scheduling.program import BatchPolicy, Feedback, Idle, Laun
 from herald_pipeline.stages import RowGroup
 from herald_pipeline.steps import FixedSteps, Steps
 from herald_sim.checks import Ledger
+from herald_sim.clock import Clock
 from herald_sim.cost import Cost, CostModel, Kernels
 from herald_sim.resources import Gpu, SharedRates
 
@@ -47,7 +48,7 @@ class Simulation:
         ledger: Ledger | None = None,
         last_tokens: Mapping[int, int] | None = None,
     ) -> None:
-        self.env = simpy.Environment(initial_time=0)
+        self.env = Clock()
         self.program = program
         self.recorder = recorder
         self._costs = costs
@@ -88,7 +89,7 @@ class Simulation:
                 return
             feedback = None
             if isinstance(launch, Idle):
-                yield self.env.timeout(max(0, launch.until_ns - self.env.now))
+                yield self.env.timeout(max(0, launch.until_ns - self.env.now_ns))
                 continue
             run = self._enqueue(launch)
             if launch.stage.decides:
@@ -101,7 +102,7 @@ class Simulation:
 
     def _enqueue(self, launch: Launch) -> _Run:
         """Behind its stream's newest launch and the launches that it waits for."""
-        run = _Run(launch, self._costs.price(launch), self.env.now)
+        run = _Run(launch, self._costs.price(launch), self.env.now_ns)
         pending, stream = self._pending, launch.stage.stream
         newest = self._newest.get(stream)
         if newest is not None:
@@ -119,7 +120,7 @@ class Simulation:
         return run
 
     def _start(self, run: _Run) -> None:
-        run.start_ns = self.env.now
+        run.start_ns = self.env.now_ns
         self._next_phase(run)
 
     def _next_phase(self, run: _Run) -> None:
@@ -136,7 +137,7 @@ class Simulation:
             self._rates.start(phase, run)  # type: ignore[arg-type]
 
     def _finish(self, run: _Run) -> None:
-        launch, now = run.launch, self.env.now
+        launch, now = run.launch, self.env.now_ns
         stream = launch.stage.stream
         del self._pending[launch.id]
         if self._newest[stream] is run:
@@ -160,10 +161,10 @@ class Simulation:
 
     def _feedback(self, launch: Launch) -> Feedback:
         """Which rows still hold masked positions after this forward."""
-        now = self.env.now
+        now = self.env.now_ns
         if self._fixed is not None:
             # In lockstep with one T every row is as far as the batch.
-            masked = any([not group.mode.completes for group in launch.groups])
+            masked = any(not group.mode.completes for group in launch.groups)
             self._step = self._step + 1 if masked else 0
             return Feedback(masked and self._step < self._fixed, now_ns=now)
         still = set()
@@ -192,7 +193,7 @@ class Simulation:
             self._open_tokens += self._tokens(group)
         # In lockstep the batch's block ends with its last row.
         if self._open_rows and not (still_open and self._lockstep):
-            recorder.block_done(self.env.now, self._open_rows, self._open_tokens)
+            recorder.block_done(self.env.now_ns, self._open_rows, self._open_tokens)
             self._open_rows = self._open_tokens = 0
 
     def _tokens(self, group: RowGroup) -> int:

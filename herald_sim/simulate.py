@@ -91,7 +91,7 @@ def _room(pipeline: Pipeline, workload: Workload, memory: Memory, *, beyond_memo
             f"workload block length {workload.block_length} differs from the method's {pipeline.settings.block_length}"
         )
         raise ConfigError(message)
-    return capacity.kv_room_tokens(pipeline, workload.batch, memory)
+    return capacity.kv_room_tokens(pipeline, workload.batch, memory, workload.largest_request_tokens)
 
 
 def _other_memories() -> dict[str, Memory]:

@@ -1,0 +1,297 @@
+"""`herald-sim`: plan a deployment without the machine.
+
+    herald-sim run --model llada2-mini --method herald --hardware h100-sxm-80g_xeon-8481c --context 32768 --batch 80
+    herald-sim ceilings --model llada2-mini --hardware h100-sxm-80g_xeon-8481c --context 32768
+    herald-sim methods
+
+With ``--json`` a command prints exactly one JSON object on stdout; everything else goes to stderr.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from herald_pipeline.errors import HeraldError
+
+app = typer.Typer(
+    name="herald-sim",
+    help="Plan block-diffusion LLM serving: throughput, limits and ceilings of a method on a machine.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Model = Annotated[str, typer.Option("--model", help="Name, or path of a config.json.")]
+Method = Annotated[str, typer.Option("--method", help="Name; see `herald-sim methods`.")]
+Hardware = Annotated[str, typer.Option("--hardware", help="Name, or path of a profile TOML.")]
+Engine = Annotated[str | None, typer.Option("--engine", help="Engine of the profile [default: the one it names].")]
+Context = Annotated[int | None, typer.Option("--context", help="Completed KV entries per request at the start.")]
+Batch = Annotated[int | None, typer.Option("--batch", help="Requests decoded together.")]
+StepsText = Annotated[
+    str | None,
+    typer.Option("--steps", help="T: 20, a list 20,12,8, or uniform:8,24, normal:20,4, geometric:6 [default: 20]."),
+]
+StepsFile = Annotated[Path | None, typer.Option("--steps-file", help="T by request (line) and block (column).")]
+Commits = Annotated[Path | None, typer.Option("--commits", help="Accepted tokens per step, recorded by a real run.")]
+Block = Annotated[int | None, typer.Option("--block", help="Block length B [default: the model's].")]
+BudgetShare = Annotated[float | None, typer.Option("--budget", help="Share of KV selected [default: the method's].")]
+KvDtype = Annotated[
+    str | None, typer.Option("--kv-dtype", help="bf16, fp8, int8: KV in both memories and on the link.")
+]
+GenTokens = Annotated[int | None, typer.Option("--gen-tokens", help="Tokens of each answer [default: 512].")]
+Requests = Annotated[
+    Path | None, typer.Option("--requests", help="CSV: prompt_tokens, new_tokens, optional id and arrival_s.")
+]
+Policy = Annotated[str, typer.Option("--batch-policy", help="lockstep or first-done-first-out.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of drawn steps.")]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="PATH=VALUE, repeatable: machine.link.h2d_gb_s=25, engine.x=y, settings.queries=4."),
+]
+HbmLimit = Annotated[float | None, typer.Option("--hbm-limit-gb", help="Device memory to stay within.")]
+HostLimit = Annotated[float | None, typer.Option("--host-limit-gb", help="Host memory to stay within.")]
+LinkLimit = Annotated[float | None, typer.Option("--link-limit-gb-s", help="Highest link rate, per direction.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+
+
+@app.command()
+def run(
+    model: Model,
+    method: Method,
+    hardware: Hardware,
+    context: Context = None,
+    batch: Batch = None,
+    steps: StepsText = None,
+    steps_file: StepsFile = None,
+    commits: Commits = None,
+    block: Block = None,
+    budget: BudgetShare = None,
+    kv_dtype: KvDtype = None,
+    engine: Engine = None,
+    gen_tokens: GenTokens = None,
+    requests: Requests = None,
+    batch_policy: Policy = "lockstep",
+    seed: Seed = 0,
+    set_: Sets = None,
+    hbm_limit_gb: HbmLimit = None,
+    host_limit_gb: HostLimit = None,
+    link_limit_gb_s: LinkLimit = None,
+    trace_out: Annotated[Path | None, typer.Option("--trace-out", help="Chrome trace (.json or .json.gz).")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Run the invariants.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Simulate one configuration, event by event."""
+    from herald_sim.options import Options, resolved
+    from herald_sim.simulate import simulate
+
+    options = Options(
+        model,
+        method,
+        hardware,
+        context,
+        batch,
+        steps,
+        steps_file,
+        commits,
+        block,
+        budget,
+        kv_dtype,
+        engine,
+        gen_tokens,
+        requests,
+        batch_policy,
+        seed,
+        set_ or (),
+        hbm_limit_gb,
+        host_limit_gb,
+        link_limit_gb_s,
+    )
+    pipeline, profile = options.pipeline(), options.profile()
+    workload = options.workload(pipeline.settings.block_length)
+    _note(*profile.warnings)
+    rates = resolved(profile)
+    _note(
+        "rates: "
+        + ", ".join(f"{name} {value:g}" if _is_number(value) else f"{name} {value}" for name, value in rates.items())
+    )
+    result = simulate(pipeline, profile, workload, memory=options.memory(profile), check=check, trace_out=trace_out)
+    if as_json:
+        _print_json(result.to_dict())
+    else:
+        from herald_sim.text import result_text
+
+        typer.echo(result_text(result))
+
+
+@app.command()
+def ceilings(
+    model: Model,
+    hardware: Hardware,
+    context: Annotated[int, typer.Option("--context", help="Completed KV entries per request.")],
+    budget: Annotated[float, typer.Option("--budget", help="Share of KV selected.")] = 0.05,
+    steps: Annotated[int, typer.Option("--steps", help="T.")] = 20,
+    batch: Batch = None,
+    block: Block = None,
+    engine: Engine = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """What each resource alone allows, with formula and inputs (Fig. 5)."""
+    from herald_sim.ceilings import ceilings as all_ceilings
+    from herald_sim.options import Options
+    from herald_sim.text import ceilings_text
+
+    options = Options(model, "dense", hardware, engine=engine, sets=set_ or ())
+    rows = all_ceilings(
+        options.shape(), options.profile(), context, budget=budget, steps=steps, batch=batch, block_length=block
+    )
+    if as_json:
+        _print_json({"model": model, "hardware": hardware, "context": context, "rows": rows})
+    else:
+        typer.echo(ceilings_text(rows))
+
+
+@app.command()
+def peak(
+    model: Model,
+    method: Method,
+    hardware: Hardware,
+    context: Annotated[int, typer.Option("--context", help="Completed KV entries per request.")],
+    steps: StepsText = None,
+    block: Block = None,
+    budget: BudgetShare = None,
+    kv_dtype: KvDtype = None,
+    engine: Engine = None,
+    gen_tokens: GenTokens = None,
+    set_: Sets = None,
+    hbm_limit_gb: HbmLimit = None,
+    host_limit_gb: HostLimit = None,
+    as_json: Json = False,
+) -> None:
+    """The largest batch that fits, and the batch with the highest throughput."""
+    from herald_sim.options import Options
+    from herald_sim.planning import find_peak
+    from herald_sim.simulate import simulate
+    from herald_sim.text import peak_text
+
+    options = Options(
+        model,
+        method,
+        hardware,
+        context,
+        1,
+        steps,
+        block=block,
+        budget=budget,
+        kv_dtype=kv_dtype,
+        engine=engine,
+        gen_tokens=gen_tokens,
+        sets=set_ or (),
+        hbm_limit_gb=hbm_limit_gb,
+        host_limit_gb=host_limit_gb,
+    )
+    pipeline, profile = options.pipeline(), options.profile()
+    memory, length = options.memory(profile), pipeline.settings.block_length
+
+    def throughput(size: int) -> float:
+        result = simulate(pipeline, profile, options.workload(length, size), memory=memory)
+        return result.throughput_tok_s or 0.0
+
+    found = find_peak(pipeline, options.workload(length).largest_request_tokens, memory, throughput)
+    if as_json:
+        _print_json({"model": model, "method": method, "hardware": hardware, "context": context, **found.as_dict()})
+    else:
+        typer.echo(peak_text(found))
+
+
+@app.command()
+def describe(
+    model: Model,
+    method: Method,
+    context: Annotated[int, typer.Option("--context", help="Tokens of a request, for pool sizes.")] = 32768,
+    block: Block = None,
+    budget: BudgetShare = None,
+    set_: Sets = None,
+    svg: Annotated[Path | None, typer.Option("--svg", help="Write the streams and edges as a picture.")] = None,
+    as_json: Json = False,
+) -> None:
+    """The description of a method: streams, stages, edges and pools."""
+    from herald_pipeline import describe as description
+    from herald_pipeline.errors import check_number, raise_problems
+    from herald_sim.options import Options
+
+    raise_problems([check_number(context, "context", minimum=1, integer=True)])
+    pipeline = Options(model, method, "", block=block, budget=budget, sets=set_ or ()).pipeline()
+    if svg is not None:
+        svg.write_text(description.to_svg(pipeline), encoding="utf-8")
+        _note(f"wrote {svg}")
+    if as_json:
+        _print_json(description.to_dict(pipeline, context))
+    else:
+        typer.echo(description.to_text(pipeline, context))
+
+
+@app.command()
+def models(as_json: Json = False) -> None:
+    """The models known by name, with where each fact was read."""
+    from herald_sim.listing import model_rows, models_text
+
+    rows = model_rows()
+    if as_json:
+        _print_json({"models": rows})
+    else:
+        typer.echo(models_text(rows))
+
+
+@app.command()
+def methods(as_json: Json = False) -> None:
+    """The methods, each a choice on six axes."""
+    from herald_sim.listing import method_rows, methods_text
+
+    rows = method_rows()
+    if as_json:
+        _print_json({"methods": rows})
+    else:
+        typer.echo(methods_text(rows))
+
+
+@app.command()
+def hardware(as_json: Json = False) -> None:
+    """The machine profiles, what each number comes from, and which methods each can price."""
+    from herald_sim.listing import hardware_rows, hardware_text
+
+    rows = hardware_rows()
+    if as_json:
+        _print_json({"hardware": rows})
+    else:
+        typer.echo(hardware_text(rows))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
+
+
+def _note(*lines: str) -> None:
+    for line in lines:
+        typer.echo(line, err=True)
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    typer.echo(json.dumps(value, allow_nan=False))
+
+
+def main() -> None:
+    """Run the command; a user's mistake is one message on stderr and an exit code, never a traceback."""
+    try:
+        app()
+    except HeraldError as error:
+        typer.echo(f"herald-sim: {error}", err=True)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

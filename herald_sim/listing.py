@@ -1,0 +1,151 @@
+"""What there is: models, methods and machines, with where each fact comes from and what goes with what."""
+
+from typing import Any
+
+from herald_pipeline import catalogue, hardware_io, methods
+from herald_pipeline import pipeline as pipelines
+from herald_pipeline.errors import ProfileError
+from herald_pipeline.model import Attention
+from herald_sim.cost import needs
+from herald_sim.text import table
+
+_MODEL_FOR_NEEDS = "llada2-mini"
+"""A mixture of experts: its ops include those of dense models."""
+
+
+def model_rows() -> list[dict[str, Any]]:
+    """Every model with its shape, its sources, and the facts that nobody has confirmed."""
+    rows = []
+    for name in catalogue.names():
+        shape = catalogue.get(name)
+        unconfirmed = [fact for fact, source in shape.sources.items() if catalogue.is_unconfirmed(source)]
+        rows.append(
+            {
+                "name": name,
+                "architecture": shape.architecture,
+                "attention": shape.attention.value,
+                "layers": shape.num_layers,
+                "hidden": shape.hidden_size,
+                "heads": shape.num_heads,
+                "kv_heads": shape.num_kv_heads,
+                "parameters": shape.num_params,
+                "active_parameters": shape.active_params,
+                "kv_bytes_per_token": shape.kv_bytes_per_token(),
+                "max_positions": shape.max_positions,
+                "methods": _methods_for(shape.attention),
+                "sources": dict(shape.sources),
+                "unconfirmed": unconfirmed,
+            }
+        )
+    return rows
+
+
+def _methods_for(attention: Attention) -> str:
+    return "all" if attention is Attention.BLOCK_CAUSAL else "dense, with a cache rule"
+
+
+def models_text(rows: list[dict[str, Any]]) -> str:
+    """A line a model; ``*`` marks models with unconfirmed facts, which follow."""
+    cells = [
+        (
+            row["name"] + ("*" if row["unconfirmed"] else ""),
+            row["architecture"],
+            str(row["layers"]),
+            f"{row['heads']}/{row['kv_heads']}",
+            f"{row['parameters'] / 1e9:.2f}",
+            f"{row['kv_bytes_per_token'] / 1024:.0f}",
+            str(row["max_positions"]),
+            row["methods"],
+        )
+        for row in rows
+    ]
+    header = ("model", "architecture", "layers", "heads/kv", "B params", "KiB/token", "positions", "methods")
+    notes = [f"* {row['name']}: {fact}: {row['sources'][fact]}" for row in rows for fact in row["unconfirmed"]]
+    return "\n".join([table(header, cells), *notes])
+
+
+def method_rows() -> list[dict[str, Any]]:
+    """Every method with its axes, default budget and assumptions."""
+    rows = []
+    for name in methods.names():
+        method = methods.get(name)
+        axes = {axis: getattr(method.axes, axis) for axis in type(method.axes).__slots__}
+        rows.append(
+            {
+                "name": name,
+                "summary": method.summary,
+                "axes": axes,
+                "budget": method.defaults.budget,
+                "queries": method.defaults.queries,
+                "assumptions": list(method.assumptions),
+                "simulated_only": method.simulated_only,
+            }
+        )
+    return rows
+
+
+def methods_text(rows: list[dict[str, Any]]) -> str:
+    """A line a method with its axes."""
+    cells = [
+        (
+            row["name"] + (" (simulated only)" if row["simulated_only"] else ""),
+            row["axes"]["full_kv"],
+            row["axes"]["selection"],
+            row["axes"]["link"],
+            row["axes"]["attention"],
+            row["axes"]["overlap"],
+            f"{row['budget']:g}",
+        )
+        for row in rows
+    ]
+    header = ("method", "full KV", "selection", "crosses the link", "attention", "overlap", "budget")
+    return table(header, cells)
+
+
+def hardware_rows() -> list[dict[str, Any]]:
+    """Every profile: title, engines, numbers by provenance, and the methods that it can price or what they lack."""
+    wanted = {name: needs(pipelines.build(catalogue.get(_MODEL_FOR_NEEDS), name)) for name in methods.names()}
+    rows = []
+    for name in hardware_io.names():
+        profile = hardware_io.resolve(name)
+        counts: dict[str, int] = {}
+        for _, _, quantity in profile.quantities():
+            if quantity is not None:
+                kind = str(quantity.origin.provenance)
+                counts[kind] = counts.get(kind, 0) + 1
+        lacking: dict[str, list[str]] = {}
+        for method, required in wanted.items():
+            try:
+                profile.check_complete(required)
+            except ProfileError:
+                lacking[method] = [path for path, _ in profile.missing(required)]
+        rows.append(
+            {
+                "name": name,
+                "title": profile.title,
+                "engines": list(profile.engines),
+                "engine": profile.engine.name,
+                "provenance": counts,
+                "notes": list(profile.notes),
+                "methods": [method for method in wanted if method not in lacking],
+                "lacking": lacking,
+            }
+        )
+    return rows
+
+
+def hardware_text(rows: list[dict[str, Any]]) -> str:
+    """A paragraph a profile."""
+    parts = []
+    for row in rows:
+        counts = ", ".join(f"{count} {kind}" for kind, count in row["provenance"].items())
+        lines = [
+            f"{row['name']}: {row['title']}",
+            f"  engines  {', '.join(row['engines'])} (default {row['engine']})",
+            f"  numbers  {counts}",
+            f"  methods  {', '.join(row['methods']) or 'none'}",
+        ]
+        lines += [f"  lacks    {', '.join(paths)} for {method}" for method, paths in row["lacking"].items()]
+        lines += [f"  note     {note}" for note in row["notes"]]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)

@@ -1,0 +1,170 @@
+"""What the command line's options mean: names and texts -> model, pipeline, profile, workload."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from herald_pipeline import catalogue, hardware_io, methods
+from herald_pipeline import pipeline as pipelines
+from herald_pipeline.capacity import Memory
+from herald_pipeline.errors import ConfigError, did_you_mean
+from herald_pipeline.hardware import LinkKind, Profile
+from herald_pipeline.model import ModelShape
+from herald_pipeline.pipeline import Pipeline
+from herald_pipeline.settings import Settings
+from herald_pipeline.steps import Steps, parse, read_commits, read_steps
+from herald_pipeline.workload import Workload
+
+SETTINGS_PREFIX = "settings."
+
+
+@dataclass(frozen=True)
+class Options:
+    """One configuration as the user states it; ``None`` means the default of the method, model or profile."""
+
+    model: str
+    method: str
+    hardware: str
+    context: int | None = None
+    batch: int | None = None
+    steps: str | None = None
+    steps_file: Path | None = None
+    commits: Path | None = None
+    block: int | None = None
+    budget: float | None = None
+    kv_dtype: str | None = None
+    engine: str | None = None
+    gen_tokens: int | None = None
+    requests: Path | None = None
+    batch_policy: str = "lockstep"
+    seed: int = 0
+    sets: Sequence[str] = ()
+    hbm_limit_gb: float | None = None
+    host_limit_gb: float | None = None
+    link_limit_gb_s: float | None = None
+
+    def shape(self) -> ModelShape:
+        """The model."""
+        return catalogue.resolve(self.model)
+
+    def pipeline(self) -> Pipeline:
+        """The method for the model, with the settings given."""
+        model = self.shape()
+        changes: dict[str, Any] = {"block_length": model.block_length if self.block is None else self.block}
+        if self.budget is not None:
+            changes["budget"] = self.budget
+        if self.kv_dtype is not None:
+            changes["kv_dtype"] = changes["dram_kv_dtype"] = self.kv_dtype
+        changes.update(self._settings())
+        default = methods.get(self.method).defaults
+        # All queries means all of the block, whatever its length.
+        if "queries" not in changes and default.queries == default.block_length:
+            changes["queries"] = changes["block_length"]
+        return pipelines.build(model, self.method, **changes)
+
+    def profile(self) -> Profile:
+        """Machine and engine, with the overrides given."""
+        overrides = [text for text in self.sets if not text.startswith(SETTINGS_PREFIX)]
+        if self.link_limit_gb_s is not None:
+            profile = hardware_io.resolve(self.hardware, self.engine, overrides)
+            link = profile.machine.link
+            for name in ("h2d_gb_s", "d2h_gb_s"):
+                quantity = getattr(link, name)
+                if quantity is None or quantity.peak > self.link_limit_gb_s:
+                    overrides.append(f"machine.link.{name}={self.link_limit_gb_s}")
+        return hardware_io.resolve(self.hardware, self.engine, overrides)
+
+    def memory(self, profile: Profile) -> Memory:
+        """The profile's memory within the limits given."""
+        return Memory.of(profile, hbm_limit_gb=self.hbm_limit_gb, host_limit_gb=self.host_limit_gb)
+
+    def workload(self, block_length: int, batch: int | None = None) -> Workload:
+        """Requests, batch and steps; ``batch`` overrides the one given."""
+        plan = self._plan(block_length)
+        slots = batch if batch is not None else self.batch
+        if slots is None:
+            message = "--batch is missing: how many requests are decoded together"
+            raise ConfigError(message)
+        if self.requests is not None:
+            if self.context is not None or self.gen_tokens is not None:
+                message = "--requests states lengths itself: leave out --context and --gen-tokens"
+                raise ConfigError(message)
+            return Workload.from_csv(
+                self.requests, slots, block_length=block_length, steps=plan, policy=self.batch_policy
+            )
+        if self.context is None:
+            message = "--context is missing: completed KV entries per request when decoding starts"
+            raise ConfigError(message)
+        return Workload.uniform(
+            self.context,
+            slots,
+            gen_tokens=self.gen_tokens,
+            block_length=block_length,
+            steps=plan,
+            policy=self.batch_policy,
+        )
+
+    def _plan(self, block_length: int) -> Steps | None:
+        given = [
+            name
+            for name, value in (("--steps", self.steps), ("--steps-file", self.steps_file), ("--commits", self.commits))
+            if value is not None
+        ]
+        if len(given) > 1:
+            message = f"{' and '.join(given)} both say how many steps a block takes: give one"
+            raise ConfigError(message)
+        if self.steps is not None:
+            return parse(self.steps, block_length, self.seed)
+        if self.steps_file is not None:
+            return read_steps(self.steps_file, block_length)
+        if self.commits is not None:
+            return read_commits(self.commits, block_length)
+        return None
+
+    def _settings(self) -> dict[str, Any]:
+        """``settings.name=value`` texts of ``--set``, each in the type of the setting."""
+        found: dict[str, Any] = {}
+        defaults = Settings()
+        problems = []
+        for text in self.sets:
+            if not text.startswith(SETTINGS_PREFIX):
+                continue
+            name, separator, value = text.removeprefix(SETTINGS_PREFIX).partition("=")
+            if not separator:
+                problems.append(f"--set {text!r} must be PATH=VALUE")
+            elif name not in type(defaults).__slots__:
+                known = [SETTINGS_PREFIX + known for known in type(defaults).__slots__]
+                problems.append(f"--set: unknown key {SETTINGS_PREFIX + name!r}{did_you_mean(text, known)}")
+            else:
+                found[name] = _typed(value, getattr(defaults, name), SETTINGS_PREFIX + name, problems)
+        if problems:
+            raise ConfigError(problems)
+        return found
+
+
+def _typed(text: str, like: object, path: str, problems: list[str]) -> Any:
+    if isinstance(like, str):
+        return text
+    try:
+        return int(text) if isinstance(like, int) else float(text)
+    except ValueError:
+        kind = "a whole number" if isinstance(like, int) else "a number"
+        problems.append(f"--set: {path} must be {kind}, got {text!r}")
+        return like
+
+
+def resolved(profile: Profile) -> dict[str, Any]:
+    """Rates of the profile as they will be used: what a plan rests on, printed before it."""
+    machine = profile.machine
+    quantities = {
+        "hbm_gb_s": machine.gpu.bandwidth_gb_s,
+        "gpu_tflop_s": machine.gpu.peak_tflop_s,
+        "dram_gb_s": machine.dram.read_gb_s,
+        "h2d_gb_s": machine.link.h2d_gb_s,
+        "d2h_gb_s": machine.link.d2h_gb_s,
+    }
+    found = {name: quantity.peak for name, quantity in quantities.items() if quantity is not None}
+    link = machine.link
+    kind = f"PCIe {link.generation} x{link.lanes}" if link.kind is LinkKind.PCIE else link.kind.value
+    return {**found, "link": kind, "engine": profile.engine.name}

@@ -1,0 +1,121 @@
+"""Results for people, as plain text."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from herald_pipeline.result import Result
+from herald_pipeline.units import NS_PER_S, format_bytes, format_ns
+from herald_sim.planning import Peak
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns as wide as their widest cell; the first is left-aligned, so are those that hold words."""
+    lines = [list(header), *[list(row) for row in rows]]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    words = [any(cell and not _numeric(cell) for cell in column) for column in zip(*lines[1:], strict=True)] or [True]
+    texts = []
+    for line in lines:
+        cells = [
+            cell.ljust(width) if word else cell.rjust(width)
+            for cell, width, word in zip(line, widths, words, strict=False)
+        ]
+        texts.append("  ".join(cells).rstrip())
+    return "\n".join(texts)
+
+
+def _numeric(cell: str) -> bool:
+    try:
+        float(cell.rstrip("%x").replace(",", ""))
+    except ValueError:
+        return False
+    return True
+
+
+def number(value: float) -> str:
+    """Four significant digits without an exponent."""
+    if value == 0:
+        return "0"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else format_ns(value * NS_PER_S)
+
+
+def result_text(result: Result) -> str:
+    """A result: the figure, where a block's time goes, memory, and what it rests on."""
+    about = result.extra
+    rate = "-" if result.throughput_tok_s is None else f"{number(result.throughput_tok_s)} tok/s"
+    lines = [
+        f"{about.get('model')} with {about.get('method')} on {about.get('hardware')} ({about.get('engine')}), "
+        f"batch {result.batch}, budget {result.budget:g}",
+        f"  throughput      {rate}   {result.status}",
+        f"  block           {_seconds(result.block_time_s)}  (first block {_seconds(result.first_block_time_s)})",
+        f"  main stream     {_seconds(result.main_time_s)} of forwards, waits {_seconds(result.stall_s)}, "
+        f"{_seconds(result.exposed_transfer_s)} of it for transfers alone",
+        f"  retrieval       {_seconds(result.retrieval_time_s)} from its first launch to its last",
+    ]
+    if result.forwards_per_block is not None and result.tokens_per_forward is not None:
+        forwards, tokens = result.forwards_per_block, result.tokens_per_forward
+        lines.append(f"  forwards        {forwards:.2f} a row's block, {tokens:.2f} tokens each")
+    if result.kv_bytes_per_request is not None:
+        lines.append(
+            f"  memory          {format_bytes(result.hbm_bytes or 0)} on the device, "
+            f"{format_bytes(result.dram_bytes or 0)} in host memory, "
+            f"{format_bytes(result.kv_bytes_per_request)} of KV per request"
+        )
+    if result.prefill_tok_s is not None:
+        lines.append(f"  prefill         {_seconds(result.prefill_time_s)}, {number(result.prefill_tok_s)} tok/s")
+    lines.append(f"  requests        {result.finished} finished, {len(result.rejected)} rejected")
+    lines += [f"    {reason}" for reason in result.rejected.values()]
+    if result.beyond_max_positions:
+        lines.append("  beyond the model's maximum positions: speed only, no text would come of it")
+    kinds = [f"{len(paths)} {kind}" for kind, paths in result.provenance.items() if kind != "overrides" and paths]
+    lines.append(f"  rests on        {', '.join(kinds)} numbers of the profile")
+    if result.provenance.get("overrides"):
+        lines.append(f"  overridden      {', '.join(result.provenance['overrides'])}")
+    if result.interval is not None:
+        lines.append(f"  95% interval    {number(result.interval[0])} to {number(result.interval[1])} tok/s")
+    lines += [f"  assumed         {assumption}" for assumption in result.assumptions]
+    return "\n".join(lines)
+
+
+def ceilings_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Ceilings by scheme; the ring is on the lowest of each."""
+    cells = []
+    scheme = None
+    for row in rows:
+        cells.append(
+            (
+                row["scheme"] if row["scheme"] != scheme else "",
+                row["name"],
+                ("(o) " if row["binding"] else "    ") + f"{number(row['value_tok_s'])} tok/s",
+                row["resource"],
+                row["formula"],
+            )
+        )
+        scheme = row["scheme"]
+    text = table(("scheme", "ceiling", "value", "resource", "formula"), cells)
+    inputs = {row["name"]: row for row in rows}
+    details = [
+        f"  {name}: " + ", ".join(f"{key} {_value(value)}" for key, value in row["inputs"].items())
+        for name, row in inputs.items()
+    ]
+    return "\n".join([text, "", "(o) the lowest of its scheme", "inputs:", *details])
+
+
+def _value(value: Any) -> str:
+    return number(value) if isinstance(value, int | float) else str(value)
+
+
+def peak_text(peak: Peak) -> str:
+    """The best batch, the largest one, those tried, and the memory budget."""
+    tried = table(("batch", "tok/s"), [(str(batch), number(value)) for batch, value in peak.tried])
+    return "\n".join(
+        [
+            f"highest throughput {number(peak.throughput_tok_s)} tok/s at batch {peak.batch}",
+            f"largest batch that fits {peak.largest_batch}, limited by {peak.limit}",
+            tried,
+            peak.budget.table(),
+        ]
+    )
