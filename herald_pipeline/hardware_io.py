@@ -77,7 +77,7 @@ def resolve(name_or_path: str | Path, engine: str | None = None, overrides: Sequ
     path = _find(str(name_or_path))
     data = _read(path)
     if engine is not None and ":" in engine:
-        data, engine = _borrow(data, engine)
+        data = _borrow(data, engine)
     where = f"profile {path.stem}" if path.parent == profile_dir() else str(path)
     return _parse(data, where, engine, overrides)
 
@@ -103,64 +103,83 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(message) from None
 
 
-def _borrow(data: dict[str, Any], engine: str) -> tuple[dict[str, Any], str]:
-    """``data`` with another profile's engine added under ``PROFILE:ENGINE``, and that name."""
-    other_name, _, engine_name = engine.partition(":")
-    other = _merge_fitted(_read(_find(other_name)), [])
-    engines = other.get("engines", {})
-    if engine_name not in engines:
-        raise unknown_name(kind=f"engine of {other_name}", name=engine_name, valid=engines)
-    merged = data | {"engines": dict(data.get("engines", {})) | {engine: engines[engine_name]}}
-    return merged, engine
+def _borrow(data: dict[str, Any], engine: str) -> dict[str, Any]:
+    """``data`` with another profile's engine added under ``PROFILE:ENGINE``, its fitted numbers included."""
+    other_name, _, engine_name = engine.rpartition(":")
+    other = _read(_find(other_name))
+    if engine_name not in other.get("engines", {}):
+        raise unknown_name(kind=f"engine of {other_name}", name=engine_name, valid=other.get("engines", {}))
+    prefix = f"engines.{engine_name}."
+    fitted = {
+        f"engines.{engine}.{path.removeprefix(prefix)}": table
+        for path, table in other.get("fitted", {}).items()
+        if path.startswith(prefix)
+    }
+    return data | {
+        "engines": {**data.get("engines", {}), engine: other["engines"][engine_name]},
+        "fitted": {**data.get("fitted", {}), **fitted},
+    }
 
 
-def _merge_fitted(data: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
-    """``data`` with each quantity of ``[fitted]`` put at the path it names."""
-    merged = {root: _copied(data.get(root, {})) for root in ("machine", "engines")}
-    fitted = data.get("fitted", {})
-    if len(fitted) > MAX_FITTED:
-        problems.append(f"fitted: {len(fitted)} numbers; a profile may hold at most {MAX_FITTED}")
-    for path, table in fitted.items():
+def _top_problems(data: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the file's top level."""
+    problems = [f"{key}: unknown key{did_you_mean(key, _TOP_KEYS)}" for key in data if key not in _TOP_KEYS]
+    problems += [
+        f"{key} must be a table, got {data[key]!r}"
+        for key in ("machine", "engines", "fitted")
+        if not isinstance(data.get(key, {}), Mapping)
+    ]
+    problems += [
+        f"{key} must be text, got {data[key]!r}"
+        for key in ("name", "title", "engine")
+        if not isinstance(data.get(key, ""), str)
+    ]
+    notes = data.get("notes", [])
+    if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
+        problems.append(f"notes must be a list of texts, got {notes!r}")
+    return problems
+
+
+def _merge_fitted(data: Mapping[str, Any], problems: list[str]) -> dict[str, dict[str, Any]]:
+    """Tables of machine and engines with each quantity of ``[fitted]`` put at the path it names."""
+    merged = {
+        root: {key: dict(value) if isinstance(value, Mapping) else value for key, value in data.get(root, {}).items()}
+        for root in ("machine", "engines")
+    }
+    for path, table in data.get("fitted", {}).items():
         root, _, rest = path.partition(".")
         section, _, name = rest.rpartition(".")
-        if root not in merged or section not in merged[root]:
+        if root not in merged or not isinstance(merged[root].get(section), dict):
             problems.append(
                 f"fitted: {path!r} names no section of this file; write machine.<section>.<key> or engines.<name>.<key>"
             )
-            continue
-        if name in merged[root][section]:
+        elif name in merged[root][section]:
             problems.append(f"fitted: {path!r} is stated twice, here and in [{root}.{section}]")
-            continue
-        if isinstance(table, Mapping):
-            table = {"provenance": "fitted"} | dict(table) | {"_fitted": True}
-        merged[root][section][name] = table
-    return dict(data) | merged
-
-
-def _copied(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: dict(value) if isinstance(value, Mapping) else value for key, value in table.items()}
+        else:
+            merged[root][section][name] = table
+    return merged
 
 
 def _parse(data: Mapping[str, Any], where: str, engine: str | None, overrides: Sequence[str]) -> Profile:
     """Profile out of a file's content; every problem is collected before any is raised."""
-    # Brings pydantic, whose import costs more than all the rest: only where a file is read.
+    # Brings pydantic-core: only where a file is read.
     from herald_pipeline.hardware_schema import section_from_table
 
-    problems: list[str] = []
-    problems += [f"{key}: unknown key{did_you_mean(key, _TOP_KEYS)}" for key in data if key not in _TOP_KEYS]
+    problems = _top_problems(data)
+    if problems:
+        raise ConfigError([f"{where}: {problem}" for problem in problems])
+    fitted = data.get("fitted", {})
     merged = _merge_fitted(data, problems)
-    machine_table = merged["machine"]
+    tables = merged["machine"]
     problems += [
-        f"machine.{key}: unknown section{did_you_mean(key, (*SECTIONS, 'name'))}"
-        for key in machine_table
-        if key not in (*SECTIONS, "name")
+        f"machine.{key}: unknown section{did_you_mean(key, SECTIONS)}" for key in tables if key not in SECTIONS
     ]
     sections = {
-        name: section_from_table(_SECTION_TYPES[name], machine_table.get(name, {}), f"machine.{name}", problems)
+        name: section_from_table(_SECTION_TYPES[name], tables.get(name, {}), f"machine.{name}", problems, fitted)
         for name in SECTIONS
     }
     engines = {
-        name: section_from_table(Engine, table, f"engines.{name}", problems)
+        name: section_from_table(Engine, table, f"engines.{name}", problems, fitted)
         for name, table in merged["engines"].items()
     }
     if problems:
@@ -259,6 +278,8 @@ def check_ranges(profile: Profile, where: str = "profile") -> list[str]:
     for path, spec, quantity in profile.quantities():
         if quantity is not None:
             problems += _range_problems(path, spec, quantity)
+    if len(profile.fitted()) > MAX_FITTED:
+        problems.append(f"fitted: {len(profile.fitted())} numbers; a profile may hold at most {MAX_FITTED}")
     warnings = _link_problems(profile.machine.link, problems)
     if problems:
         raise ConfigError([f"{where}: {problem}" for problem in problems])

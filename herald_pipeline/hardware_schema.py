@@ -1,21 +1,19 @@
-"""The border of a profile: one section's TOML table to its dataclass, checked by pydantic.
+"""The border of a profile: one section's TOML table to its dataclass, checked by pydantic-core.
 
-Imported only when a profile is read, because pydantic costs more to import than all the rest.
+pydantic's own classes are left out: importing them would cost more than all the rest of a first result.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic_core import SchemaValidator, ValidationError, core_schema
 
 from herald_pipeline.errors import did_you_mean
 from herald_pipeline.hardware import Curve, LinkKind, Number, Origin, Provenance, Quantity, Spec, specs
 
-_STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_strip_whitespace=True)
-_ORIGIN_KEYS = ("provenance", "source", "date", "command", "software", "spread", "pinned_by", "note")
-# What each provenance must say about itself.
+# What each provenance must say about itself; ``assumed`` is for --set alone.
 _MUST_SAY = {
     Provenance.PUBLISHED: ("source",),
     Provenance.DATASHEET: ("source",),
@@ -24,84 +22,93 @@ _MUST_SAY = {
 }
 
 
-class _Origin(BaseModel):
-    model_config = _STRICT
-    provenance: Literal["published", "measured", "fitted", "datasheet"]
-    source: str = ""
-    date: str = ""
-    command: str = ""
-    software: str = ""
-    spread: float | None = Field(default=None, ge=0)
-    pinned_by: str = ""
-    note: str = ""
+class _Table:
+    """Validator of a TOML table: its keys, their types, no others."""
+
+    def __init__(
+        self, required: Mapping[str, core_schema.CoreSchema], optional: Mapping[str, core_schema.CoreSchema]
+    ) -> None:
+        self.keys = (*required, *optional)
+        present = {key: core_schema.typed_dict_field(schema) for key, schema in required.items()}
+        present |= {key: core_schema.typed_dict_field(schema, required=False) for key, schema in optional.items()}
+        self._validator = SchemaValidator(core_schema.typed_dict_schema(present, extra_behavior="forbid"))
+
+    def read(
+        self, table: Mapping[str, Any], path: str, problems: list[str], others: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The table's values; an empty dict, and ``problems`` with all that is wrong, when it is refused."""
+        try:
+            values: dict[str, Any] = self._validator.validate_python(dict(table))
+        except ValidationError as error:
+            valid = (*self.keys, *others)
+            problems += [_message(item, path, valid) for item in error.errors(include_url=False)]
+            return {}
+        return values
 
 
-class _NumberTable(_Origin):
-    value: float
-    unit: str
+_TEXT = core_schema.str_schema(strip_whitespace=True, strict=True)
+_FLOAT = core_schema.float_schema(allow_inf_nan=False)
+_FLOATS = core_schema.list_schema(_FLOAT, min_length=2)
+_ORIGIN: dict[str, core_schema.CoreSchema] = dict.fromkeys(
+    ("source", "date", "command", "software", "pinned_by", "note"), _TEXT
+)
+_ORIGIN["spread"] = core_schema.float_schema(allow_inf_nan=False, ge=0)
+_STATED: dict[str, core_schema.CoreSchema] = {
+    "unit": _TEXT,
+    "provenance": core_schema.literal_schema([provenance.value for provenance in _MUST_SAY]),
+}
+_NUMBER = _Table({"value": _FLOAT, **_STATED}, _ORIGIN)
+_CURVE = _Table({"x": _FLOATS, "y": _FLOATS, "x_unit": _TEXT, **_STATED}, _ORIGIN)
+_SAME_AS = _Table({"same_as": _TEXT}, {"note": _TEXT})
 
 
-class _CurveTable(_Origin):
-    x: tuple[float, ...] = Field(min_length=2)
-    y: tuple[float, ...] = Field(min_length=2)
-    x_unit: str
-    unit: str
-
-
-class _SameAsTable(BaseModel):
-    model_config = _STRICT
-    same_as: str
-    note: str = ""
-
-
-def _facts_model(cls: type[Any]) -> type[BaseModel]:
-    """Pydantic model of a section's plain facts (names, counts); quantities are checked one by one."""
-    shapes: dict[str, Any] = {}
+def _facts(cls: type[Any]) -> _Table:
+    """Validator of a section's plain facts (names, counts); quantities are checked one by one."""
+    schemas = {}
     for f in fields(cls):
-        if "spec" in f.metadata:
-            continue
-        default = f.default if f.default is not MISSING else ...
-        kind = {int: int, bool: bool}.get(type(default), str)
-        if f.type is LinkKind or isinstance(default, LinkKind):
-            shapes[f.name] = (LinkKind, default)
-        elif f.name == "generation":
-            shapes[f.name] = (int, Field(default=default, ge=1, le=6))
-        elif kind is int:
-            shapes[f.name] = (int, Field(default=default, ge=1))
-        else:
-            shapes[f.name] = (kind, default)
-    model: type[BaseModel] = create_model(f"{cls.__name__}Facts", __config__=_STRICT, **shapes)
-    return model
+        if "spec" not in f.metadata:
+            default = "" if f.default is MISSING else f.default
+            schemas[f.name] = _fact_schema(f.name, default)
+    return _Table({}, schemas)
 
 
-def section_from_table(cls: type[Any], table: object, path: str, problems: list[str]) -> Any:
-    """Dataclass ``cls`` out of a TOML table; what is wrong is added to ``problems`` with its path."""
+def _fact_schema(name: str, default: object) -> core_schema.CoreSchema:
+    match default:
+        case LinkKind():
+            return core_schema.literal_schema([kind.value for kind in LinkKind])
+        case bool():
+            return core_schema.bool_schema(strict=True)
+        case int():
+            largest = {"generation": 6, "lanes": 16}.get(name)
+            return core_schema.int_schema(ge=1, le=largest, strict=True)
+        case _:
+            return _TEXT
+
+
+def section_from_table(
+    cls: type[Any], table: object, path: str, problems: list[str], fitted: Collection[str] = ()
+) -> Any:
+    """Dataclass ``cls`` out of a TOML table; what is wrong is added to ``problems`` with its path.
+
+    ``fitted`` are the full paths of the file's ``[fitted]`` table.
+    """
     if not isinstance(table, Mapping):
         problems.append(f"{path} must be a table, got {table!r}")
         return cls()
     quantities = specs(cls)
     facts = {key: value for key, value in table.items() if key not in quantities}
-    values = _validated(_facts_model(cls), facts, path, problems, others=quantities)
+    values = _facts(cls).read(facts, path, problems, others=quantities)
+    if "kind" in values:
+        values["kind"] = LinkKind(values["kind"])
     for key in quantities:
         if key in table:
-            values[key] = _quantity(quantities[key], table[key], f"{path}.{key}", problems)
+            full = f"{path}.{key}"
+            values[key] = _quantity(quantities[key], table[key], full, problems, in_fitted=full in fitted)
     return cls(**_resolve_same_as(cls, values, table, path, problems))
 
 
-def _validated(
-    model: type[BaseModel], table: Mapping[str, Any], path: str, problems: list[str], others: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The table's values as ``model`` reads them; an empty dict when it refuses them."""
-    try:
-        return model.model_validate(dict(table)).model_dump()
-    except ValidationError as error:
-        valid = (*model.model_fields, *others)
-        problems += [_message(item, path, valid) for item in error.errors()]
-        return {}
-
-
 def _message(item: Any, path: str, valid: tuple[str, ...]) -> str:
-    """Our words for one of pydantic's findings: path, value, rule, closest key."""
+    """Our words for one finding: path, value, rule, closest key."""
     location = ".".join(str(part) for part in item["loc"])
     full = f"{path}.{location}" if location else path
     if item["type"] == "extra_forbidden":
@@ -111,7 +118,7 @@ def _message(item: Any, path: str, valid: tuple[str, ...]) -> str:
     return f"{full}: {item['msg'][0].lower()}{item['msg'][1:]}, got {item['input']!r}"
 
 
-def _quantity(spec: Spec, table: object, path: str, problems: list[str]) -> Quantity | str | None:
+def _quantity(spec: Spec, table: object, path: str, problems: list[str], *, in_fitted: bool) -> Quantity | str | None:
     """The quantity that a table states, or the name of the field it repeats."""
     if not isinstance(table, Mapping):
         problems.append(
@@ -120,30 +127,33 @@ def _quantity(spec: Spec, table: object, path: str, problems: list[str]) -> Quan
         )
         return None
     if "same_as" in table:
-        return str(_validated(_SameAsTable, table, path, problems, others={}).get("same_as", ""))
-    content = {key: value for key, value in table.items() if key != "_fitted"}
+        return str(_SAME_AS.read(table, path, problems, others={}).get("same_as", ""))
+    content = {"provenance": "fitted", **table} if in_fitted else table
     is_curve = bool({"x", "y", "x_unit"}.intersection(content))
-    found = _validated(_CurveTable if is_curve else _NumberTable, content, path, problems, others={})
+    found = (_CURVE if is_curve else _NUMBER).read(content, path, problems, others={})
     if not found:
         return None
     before = len(problems)
-    problems += _origin_problems(found, "_fitted" in table, path)
+    problems += _origin_problems(found, in_fitted, path)
     if found["unit"] != spec.unit:
         problems.append(f"{path}.unit must be {spec.unit!r}, got {found['unit']!r}")
     if is_curve:
         problems += _curve_problems(found, path)
     if len(problems) > before:
         return None
-    origin = Origin(**{key: found[key] for key in _ORIGIN_KEYS} | {"provenance": Provenance(found["provenance"])})
+    said = {key: found[key] for key in _ORIGIN if key in found}
+    origin = Origin(Provenance(found["provenance"]), **said)
     if is_curve:
-        return Curve(found["x"], found["y"], found["x_unit"], found["unit"], origin)
+        return Curve(tuple(found["x"]), tuple(found["y"]), found["x_unit"], found["unit"], origin)
     return Number(found["value"], found["unit"], origin)
 
 
 def _origin_problems(found: Mapping[str, Any], in_fitted: bool, path: str) -> list[str]:
     provenance = Provenance(found["provenance"])
     problems = [
-        f"{path}.{key} is missing: a {provenance} number states it" for key in _MUST_SAY[provenance] if not found[key]
+        f"{path}.{key} is missing: a {provenance} number states it"
+        for key in _MUST_SAY[provenance]
+        if not found.get(key)
     ]
     if (provenance is Provenance.FITTED) != in_fitted:
         problems.append(f"{path}: fitted numbers, and only they, stand in the [fitted] table under their full path")

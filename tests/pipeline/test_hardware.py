@@ -140,6 +140,25 @@ def test_unknown_keys_of_a_file_are_all_reported_with_path_and_closest_key(edite
     assert any("machine.cpu.totally_bogus_key: unknown key" in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("machine = 3", "machine must be a table, got 3"),
+        ("engines = []", r"engines must be a table, got \[\]"),
+        ("fitted = 1", "fitted must be a table, got 1"),
+        ("name = 7", "name must be text, got 7"),
+        ("notes = 'x'", "notes must be a list of texts, got 'x'"),
+        ("[machine]\ngpu = 1", r"machine\.gpu must be a table, got 1"),
+        ("[engines]\nmine = 1", r"engines\.mine must be a table, got 1"),
+    ],
+)
+def test_a_file_of_another_form_is_refused_without_a_traceback(tmp_path, text, message):
+    path = tmp_path / "odd.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        hardware_io.resolve(path)
+
+
 def test_an_unknown_section_or_top_key_is_refused(edited):
     path = edited("[machine.dram]", "[machine.dramm]\n[machine.dram]")
     with pytest.raises(ConfigError, match=r"machine\.dramm: unknown section; did you mean 'dram'"):
