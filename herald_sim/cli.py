@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from herald_pipeline.environment import check_environment
 from herald_pipeline.errors import HeraldError
 
 app = typer.Typer(
@@ -287,6 +288,7 @@ def _print_json(value: dict[str, Any]) -> None:
 def main() -> None:
     """Run the command; a user's mistake is one message on stderr and an exit code, never a traceback."""
     try:
+        check_environment()
         app()
     except HeraldError as error:
         typer.echo(f"herald-sim: {error}", err=True)

@@ -110,7 +110,8 @@ def hardware_rows() -> list[dict[str, Any]]:
         profile = hardware_io.resolve(name)
         counts: dict[str, int] = {}
         for _, _, quantity in profile.quantities():
-            if quantity is not None:
+            # A number that repeats a neighbour is not one more of its kind.
+            if quantity is not None and not quantity.origin.same_as:
                 kind = str(quantity.origin.provenance)
                 counts[kind] = counts.get(kind, 0) + 1
         lacking: dict[str, list[str]] = {}
