@@ -77,6 +77,10 @@ class TextTokenizer:
         found = self._tokenizer.token_to_id(text)
         return None if found is None else int(found)
 
+    def added_tokens(self) -> dict[str, int]:
+        """Texts and ids of the tokens beyond the learned vocabulary."""
+        return {token.content: number for number, token in self._tokenizer.get_added_tokens_decoder().items()}
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; ``add_special_tokens`` adds what the tokenizer puts around every text (BOS)."""
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
