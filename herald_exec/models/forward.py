@@ -76,7 +76,7 @@ def forward(
     return SequenceForward(hidden.view(rows, length, -1), keys, values)
 
 
-def _attend_in_chunks(q: Tensor, k: Tensor, v: Tensor, block: int, chunk: int) -> Tensor:
+def attend_in_chunks(q: Tensor, k: Tensor, v: Tensor, block: int, chunk: int) -> Tensor:
     """Block-causal attention of one row, ``chunk`` queries at a time over the keys they may see.
 
     A chunk of one block needs no mask; a larger one masks only its own square, which never exceeds
@@ -136,5 +136,5 @@ def prefill(
         q, k, v = model.project(layer, hidden, rotary)
         q, k, v = q[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None]
         hook(layer, q, k, v)
-        hidden = model.finish(layer, hidden, _attend_in_chunks(q, k, v, block, chunk)[0])
+        hidden = model.finish(layer, hidden, attend_in_chunks(q, k, v, block, chunk)[0])
     return hidden

@@ -1,0 +1,110 @@
+"""Actions of the main stream that decide: a denoise step, and the acceptance of a step 0 that ran layer by layer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from herald_exec.blocks import BlockForward, prefix_length, source
+from herald_exec.requests import Row
+from herald_exec.session import Session, Task, action
+from herald_pipeline.decoding.sampling import Choice
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a deciding launch found.
+
+    ``masked`` slots still hold masked positions; ``stopped`` slots' answers have ended with an EOS; ``delivered``
+    tokens of the blocks completed by this launch belong to answers.
+    """
+
+    masked: frozenset[int]
+    stopped: frozenset[int]
+    delivered: int
+
+
+@action("denoise")
+def denoise(session: Session, task: Task) -> Outcome:
+    """One forward of every running row: denoise, draft or complete, as each row's mode says."""
+    for row in task.rows:
+        session.state.begin(row)
+    forward = BlockForward(session, task.rows)
+    for layer in range(session.num_layers):
+        forward.run(task, layer)
+        task.num_bytes += _kv_bytes(session, layer, forward)
+    return accept(session, forward.rows, forward.row_hidden)
+
+
+def _kv_bytes(session: Session, layer: int, forward: BlockForward) -> int:
+    """KV bytes that a layer's attention reads (the prefix, once a row) and writes (its own)."""
+    store = source(session, layer)
+    entries = sum(prefix_length(store, row) for row in forward.rows) + forward.positions.numel()
+    return entries * session.entry_bytes()
+
+
+def accept(session: Session, rows: Sequence[Row], hidden: Tensor) -> Outcome:
+    """Choose tokens at masked positions, keep those that the policy accepts, form the draft after step 0.
+
+    ``hidden [R, B, H]`` is what the last layer left. The LM head runs on masked positions only.
+    """
+    state = session.state
+    open_at = [i for i, row in enumerate(rows) if not row.mode.completes]
+    still: frozenset[int] = frozenset()
+    if open_at:
+        still = _accept_open(session, [rows[i] for i in open_at], hidden[open_at])
+    delivered = 0
+    for row in rows:
+        if row.mode.completes:
+            count, ended = state.deliver(row, session.eos)
+            delivered += count
+            if ended:
+                session.stopped.add(row.slot)
+    return Outcome(still, frozenset(session.stopped), delivered)
+
+
+def _accept_open(session: Session, rows: Sequence[Row], hidden: Tensor) -> frozenset[int]:
+    state = session.state
+    masked = state.gather(rows, state.masked)
+    tokens = state.gather(rows, state.tokens)
+    steps = [state.steps[row.slot] for row in rows]
+    choice = _choose(session, rows, hidden, masked, steps)
+    accepted = session.policy.accept(choice, masked, rows, steps)
+    tokens = torch.where(accepted, choice.token, tokens)
+    masked = masked & ~accepted
+    state.put(rows, state.tokens, tokens)
+    state.put(rows, state.masked, masked)
+    counts = accepted.sum(dim=1).tolist()
+    still = masked.any(dim=1).tolist()
+    for i, row in enumerate(rows):
+        state.commits[row.request.id][-1].append(int(counts[i]))
+        if steps[i] == 0 and session.pipeline.template.draft_step is not None:
+            # The draft: accepted and prompt tokens as they are, the argmax elsewhere.
+            state.draft[row.slot] = torch.where(masked[i], choice.token[i], tokens[i])
+        state.steps[row.slot] += 1
+    return frozenset(row.slot for row, is_open in zip(rows, still, strict=True) if is_open)
+
+
+def _choose(session: Session, rows: Sequence[Row], hidden: Tensor, masked: Tensor, steps: Sequence[int]) -> Choice:
+    """The policy's choice at masked positions, spread over ``[R, B]``."""
+    lane, offset = masked.nonzero(as_tuple=True)
+    starts = torch.tensor([row.prefix for row in rows], device=masked.device)
+    step = torch.tensor(list(steps), device=masked.device)
+    logits = session.model.logits(hidden[masked])
+    flat = session.policy.choose(logits, [rows[i] for i in lane.tolist()], starts[lane] + offset, step[lane])
+
+    def spread(values: Tensor) -> Tensor:
+        out = torch.zeros(masked.shape, dtype=values.dtype, device=values.device)
+        out[masked] = values
+        return out
+
+    entropy = None if flat.entropy is None else spread(flat.entropy)
+    return Choice(spread(flat.token), spread(flat.confidence), entropy)
+
+
+@action("decide")
+def decide(session: Session, task: Task) -> Outcome:
+    """LM head and acceptance of a step 0 whose layers ran one by one (MAGE)."""
+    forward: BlockForward = session.passes.pop(task.stage.stream)
+    return accept(session, forward.rows, forward.row_hidden)

@@ -1,0 +1,237 @@
+"""The public entry: one pipeline with one model on one device -> :class:`~herald_pipeline.result.Result`."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+# The modules that register actions.
+from herald_exec import denoising, fetching, prefill, retrieval, transfers  # noqa: F401
+from herald_exec.models.base import BlockModel
+from herald_exec.policy import PlannedPolicy, Policy
+from herald_exec.pools import TORCH_DTYPES, Pools
+from herald_exec.requests import DecodeRequest, RowState, request_problems
+from herald_exec.runner import BeforeStage, Execution
+from herald_exec.session import Session
+from herald_exec.streams import ThreadStreams, split_cores
+from herald_pipeline import capacity
+from herald_pipeline.decoding.sampling import Sampler
+from herald_pipeline.errors import ConfigError, RunError, raise_problems
+from herald_pipeline.model import Attention
+from herald_pipeline.pipeline import Pipeline
+from herald_pipeline.pools import RequestSize
+from herald_pipeline.result import Recorder, Result
+from herald_pipeline.scheduling.program import BatchPolicy, Program
+from herald_pipeline.steps import FixedSteps
+from herald_pipeline.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a run is carried out; none of it changes what is decoded.
+
+    Attributes
+    ----------
+    batch
+        Request slots.
+    policy
+        When a row that has completed its block goes on.
+    kv_tokens
+        KV room of admission, in tokens of all running requests together; ``None``: no limit.
+    check
+        Keep the position of every pool entry and check it at every read (INV: no position twice in a pool).
+    keep_trace
+        Keep one span a launch.
+    threads
+        Threads of the CPU kernels; ``None`` is all that the process may use.
+    pin_cores
+        Bind ``main`` and ``retrieval`` to different cores.
+    synthetic_kv
+        Fill prompts' KV with seeded random numbers instead of computing it.
+    ignore_eos
+        Go on behind an EOS: speed runs.
+    """
+
+    batch: int = 1
+    policy: BatchPolicy = BatchPolicy.LOCKSTEP
+    kv_tokens: int | None = None
+    check: bool = False
+    keep_trace: bool = False
+    threads: int | None = None
+    pin_cores: bool = False
+    synthetic_kv: bool = False
+    ignore_eos: bool = False
+    seed: int = 0
+    before_stage: BeforeStage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What came of a run.
+
+    Attributes
+    ----------
+    answers
+        Request id -> token ids of its answer, cut behind the first EOS.
+    commits
+        Request id -> block -> tokens accepted in each step; what ``--commits`` of the simulator reads.
+    checksums
+        Pool -> sum of its contents at the end (with ``check``).
+    """
+
+    result: Result
+    answers: dict[int, list[int]]
+    commits: dict[int, list[list[int]]]
+    trace: Trace | None
+    checksums: dict[str, float]
+
+
+def decode(
+    pipeline: Pipeline,
+    model: BlockModel,
+    requests: Sequence[DecodeRequest],
+    *,
+    policy: Policy | None = None,
+    options: Options = Options(),
+) -> Run:
+    """Decode ``requests`` with the method that ``pipeline`` describes.
+
+    Parameters
+    ----------
+    policy
+        Which tokens are accepted when; default: the description's T, 20 steps a block, by confidence.
+
+    Raises
+    ------
+    ConfigError
+        Requests, model and pipeline do not fit together.
+    CapacityError
+        The pools cannot be allocated.
+    RunError
+        A stage failed or the run was interrupted; the message names stage, layer and block, the cause is chained,
+        ``partial`` is the result so far, and every pool has been freed.
+    """
+    _check(pipeline, model, requests)
+    block = pipeline.settings.block_length
+    policy = policy or PlannedPolicy(
+        FixedSteps(min(20, block), block), Sampler(mask_token_id=model.shape.mask_token_id)
+    )
+    recorder = Recorder("measured", keep_trace=options.keep_trace)
+    blocked = [request.blocked(block) for request in requests]
+    program = Program(pipeline, blocked, slots=options.batch, policy=options.policy, kv_tokens=options.kv_tokens)
+    fitting = [
+        r.padded_tokens(block)
+        for r in blocked
+        if options.kv_tokens is None or r.padded_tokens(block) <= options.kv_tokens
+    ]
+    size = capacity.request_size(pipeline, max(fitting, default=block))
+    session = _session(pipeline, model, size, policy, options)
+    streams = ThreadStreams(
+        [stream.name for stream in pipeline.template.streams],
+        split_cores([stream.name for stream in pipeline.template.streams]) if options.pin_cores else None,
+    )
+    checksums: dict[str, float] = {}
+    execution = Execution(
+        program,
+        session,
+        {request.id: request for request in requests},
+        streams,
+        recorder,
+        before_stage=options.before_stage,
+    )
+    try:
+        with _own_error(recorder, program, pipeline, options), torch.inference_mode():
+            execution.run()
+            streams.close()
+            checksums = session.pools.checksums() if options.check else {}
+    finally:
+        streams.close()
+        held = session.pools.num_bytes
+        session.pools.close()
+    result = _result(recorder, program, pipeline, options, pool_bytes=held)
+    state = session.state
+    return Run(result, state.answers, state.commits, recorder.trace, checksums)
+
+
+def execute(
+    pipeline: Pipeline,
+    model: BlockModel,
+    device: torch.device | str = "cpu",
+    *,
+    requests: Sequence[DecodeRequest],
+    policy: Policy | None = None,
+    options: Options = Options(),
+) -> Result:
+    """:func:`decode`, for those who want figures: the same :class:`Result` as the simulator's."""
+    if torch.device(device).type != model.device.type:
+        message = f"device is {torch.device(device)}, the model's weights are on {model.device}; load it there"
+        raise ConfigError(message)
+    return decode(pipeline, model, requests, policy=policy, options=options).result
+
+
+def _session(pipeline: Pipeline, model: BlockModel, size: RequestSize, policy: Policy, options: Options) -> Session:
+    settings = pipeline.settings
+    queries = settings.block_length  # room for either kind of pass
+    pools = Pools(pipeline, options.batch, size, model.device, queries=queries, check=options.check)
+    state = RowState(options.batch, size.tokens, settings.block_length, model.device)
+    eos = () if options.ignore_eos else model.shape.eos_token_ids
+    return Session(pipeline, model, pools, state, policy, eos, options.threads, options.synthetic_kv, options.seed)
+
+
+def _check(pipeline: Pipeline, model: BlockModel, requests: Sequence[DecodeRequest]) -> None:
+    settings, problems = pipeline.settings, request_problems(requests, model.shape)
+    if pipeline.method.simulated_only:
+        problems.append(f"method {pipeline.method.name} can only be simulated")
+    if model.shape.attention is not Attention.BLOCK_CAUSAL:
+        problems.append(
+            f"{model.shape.name} is a bidirectional model: it has no completed prefix to keep; decode it with a cache"
+        )
+    if replace(pipeline.model, sources={}) != replace(model.shape, sources={}):
+        problems.append(f"the pipeline describes {pipeline.model.name}, the model is {model.shape.name}")
+    for name in ("kv_dtype", "dram_kv_dtype"):
+        if getattr(settings, name) not in TORCH_DTYPES:
+            problems.append(f"{name} {getattr(settings, name)} is simulated only; use one of {', '.join(TORCH_DTYPES)}")
+    device_dtype = TORCH_DTYPES.get(settings.kv_dtype)
+    if device_dtype is not None and device_dtype is not model.kv_dtype:
+        problems.append(
+            f"kv_dtype is {settings.kv_dtype}, the model computes {model.kv_dtype}; "
+            f"build the pipeline with kv_dtype='{_kv_name(model.kv_dtype)}'"
+        )
+    raise_problems(problems)
+
+
+def _kv_name(dtype: torch.dtype) -> str:
+    return next((str(name) for name, known in TORCH_DTYPES.items() if known is dtype), str(dtype))
+
+
+@contextmanager
+def _own_error(recorder: Recorder, program: Program, pipeline: Pipeline, options: Options) -> Iterator[None]:
+    """Whatever ends the run early leaves as one :class:`RunError` with the partial result."""
+    try:
+        yield
+    except BaseException as problem:
+        if isinstance(problem, KeyboardInterrupt):
+            error = RunError(f"interrupted after {recorder.forwards} forwards")
+        elif isinstance(problem, RunError):
+            error = problem
+        else:
+            error = RunError(f"the run ended: {type(problem).__name__}: {problem}")
+        error.partial = replace(_result(recorder, program, pipeline, options), partial=True)  # type: ignore[attr-defined]
+        if error is problem:
+            raise
+        raise error from problem
+
+
+def _result(recorder: Recorder, program: Program, pipeline: Pipeline, options: Options, **extra: Any) -> Result:
+    admission, method = program.admission, pipeline.method
+    return recorder.result(
+        batch=options.batch,
+        budget=pipeline.settings.budget,
+        finished=len(admission.finished),
+        rejected=admission.rejected,
+        assumptions=method.assumptions,
+        provenance={"measured": sorted(recorder.stages)},
+        extra={"model": pipeline.model.name, "method": method.name, "pinned": False, **extra},
+    )

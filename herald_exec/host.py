@@ -1,0 +1,157 @@
+"""KV in host memory: the full cache and the draft, read by the CPU kernels and by nobody else."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from herald_exec import kernels
+from herald_exec.kernels import Draft, PagedKV, Selection
+from herald_pipeline.errors import RunError
+from herald_pipeline.model import ModelShape
+
+_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+class HostKV:
+    """Paged KV of all layers for ``slots`` requests of up to ``tokens`` positions.
+
+    Keeps how many positions of each (layer, slot) have been written, so that a gap, a position written twice or a read
+    beyond the end is an error and not a wrong answer.
+    """
+
+    def __init__(self, layers: int, slots: int, tokens: int, shape: ModelShape, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.entry_bytes = 2 * shape.num_kv_heads * shape.head_dim * dtype.itemsize
+        self.pages = PagedKV(layers, slots, shape.num_kv_heads, max(tokens, 1), shape.head_dim, _NAMES[dtype])
+        self._lengths = np.zeros((layers, slots), np.int64)
+        self._extra: PagedKV | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes mapped."""
+        return self.pages.nbytes if self.pages.address else 0
+
+    def append(self, layer: int, slot: int, start: int, keys: Tensor, values: Tensor) -> None:
+        """Write ``[kv, n, d]`` behind the ``start`` positions that are there already; 0 begins the slot anew."""
+        held = int(self._lengths[layer, slot])
+        if start not in (0, held):
+            raise RunError(f"layer {layer}, slot {slot}: {held} positions are stored, the next write begins at {start}")
+        if keys.shape[1]:
+            k, v = (part.transpose(0, 1).to("cpu", self.dtype) for part in (keys, values))
+            self.pages.append(layer, slot, start, k, v)
+        self._lengths[layer, slot] = start + keys.shape[1]
+
+    def read(self, layer: int, slot: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of positions ``[0, stop)``, ``[kv, stop, d]`` each."""
+        self._check(layer, [slot], [stop])
+        k, v = self.pages.read(layer, slot, 0, stop)
+        return self._tensor(k), self._tensor(v)
+
+    def _tensor(self, array: np.ndarray) -> Tensor:  # type: ignore[type-arg]
+        tensor = torch.from_numpy(array)
+        return (tensor.view(torch.bfloat16) if self.dtype is torch.bfloat16 else tensor).transpose(0, 1)
+
+    def select(
+        self,
+        layer: int,
+        slots: Sequence[int],
+        lengths: Sequence[int],
+        queries: Tensor,
+        budgets: Sequence[int],
+        own: tuple[Tensor, Tensor],
+        *,
+        draft: "HostKV | None" = None,
+        draft_length: int = 0,
+        threads: int | None = None,
+    ) -> Selection:
+        """Attention of ``queries [R, x, heads, d]`` over the prefix, the draft and their ``own`` keys; and top-k.
+
+        See :func:`herald_exec.kernels.select`.
+        """
+        self._check(layer, slots, lengths)
+        extra = None
+        if draft is not None:
+            draft._check(layer, slots, [draft_length] * len(slots))
+            extra = Draft(draft.pages, np.array(slots), np.full(len(slots), draft_length))
+        alone: tuple[Tensor, Tensor] | None = own
+        if queries.shape[1] > 1:
+            # The kernel shows a query its own key only; a block's queries see one another, as rows behind the draft.
+            extra, alone = self._with_block(layer, slots, own, draft, draft_length), None
+        found = kernels.select(
+            self.pages,
+            layer,
+            np.array(slots),
+            np.array(lengths),
+            queries,
+            np.array(budgets),
+            draft=extra,
+            extra_kv=alone,
+            threads=threads,
+        )
+        if found.status.any():
+            row = int(found.status.any(axis=1).argmax())
+            raise RunError(f"layer {layer}, slot {slots[row]}: keys, values or queries are not finite")
+        return found
+
+    def _with_block(
+        self, layer: int, slots: Sequence[int], own: tuple[Tensor, Tensor], draft: "HostKV | None", draft_length: int
+    ) -> Draft:
+        """The draft's rows and then the block's own, in one buffer that the kernel reads as extra rows."""
+        length = draft_length + own[0].shape[1] if draft is not None else own[0].shape[1]
+        if self._extra is None or self._extra.capacity_tokens < length:
+            pages = self.pages
+            self._extra = PagedKV(1, pages.num_slots, pages.num_kv_heads, length, pages.head_dim, pages.dtype)
+        for i, slot in enumerate(slots):
+            start = 0
+            if draft is not None:
+                start = draft_length
+                self._extra.append(0, i, 0, *draft.pages.read(layer, slot, 0, draft_length))
+            self._extra.append(0, i, start, *(part[i].to(self.dtype) for part in own))
+        rows = len(slots)
+        return Draft(self._extra, np.arange(rows), np.full(rows, length), layer=0)
+
+    def gather(
+        self, layer: int, slots: Sequence[int], found: Selection, keys: Tensor, values: Tensor, threads: int | None
+    ) -> None:
+        """Copy the selected entries into ``keys`` and ``values`` ``[R, kv, max k, d]``, ascending."""
+        if keys.dtype is self.dtype:
+            kernels.gather(self.pages, layer, np.array(slots), found, keys, values, threads=threads)
+            return
+        # Another format on the device: converted on the way.
+        k, v = (torch.empty(keys.shape, dtype=self.dtype) for _ in range(2))
+        kernels.gather(self.pages, layer, np.array(slots), found, k, v, threads=threads)
+        keys.copy_(k)
+        values.copy_(v)
+
+    def fill(self, slot: int, tokens: int) -> None:
+        """Count ``tokens`` positions of a slot as stored: the pool has been filled with synthetic KV."""
+        self._lengths[:, slot] = tokens
+
+    def length(self, layer: int, slot: int) -> int:
+        """Positions stored."""
+        return int(self._lengths[layer, slot])
+
+    def _check(self, layer: int, slots: Sequence[int], lengths: Sequence[int]) -> None:
+        for slot, length in zip(slots, lengths, strict=True):
+            if length > self._lengths[layer, slot]:
+                raise RunError(
+                    f"layer {layer}, slot {slot}: {length} positions are read, {self._lengths[layer, slot]} are stored"
+                )
+
+    def checksum(self) -> float:
+        """Sum over what is stored, weighted by place: equal contents give equal sums."""
+        total = 0.0
+        for layer in range(self._lengths.shape[0]):
+            for slot in range(self._lengths.shape[1]):
+                for part in self.read(layer, slot, self.length(layer, slot)):
+                    flat = part.flatten().to(torch.float64)
+                    total += float((flat * torch.linspace(1.0, 2.0, flat.numel(), dtype=torch.float64)).sum())
+        return total
+
+    def close(self) -> None:
+        """Free the memory; a second call does nothing."""
+        self.pages.close()
+        if self._extra is not None:
+            self._extra.close()
