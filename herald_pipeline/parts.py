@@ -1,6 +1,7 @@
 """The stages and pools that methods are put together from; a method module only chooses and orders them."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from herald_pipeline.model import ModelShape
 from herald_pipeline.pools import Access, Buffer, Home, Pool, Region, RequestSize
@@ -36,7 +37,7 @@ class Parts:
     model: ModelShape
     settings: Settings
 
-    @property
+    @cached_property
     def forward(self) -> Forward:
         """Demand of the model's kernels."""
         return Forward(self.model, self.settings)

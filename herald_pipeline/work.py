@@ -4,7 +4,7 @@ A multiply-add counts as two FLOPs. Activations between kernels are not counted:
 carries them. Attention reads each KV entry once per launch, whatever the number of queries.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from herald_pipeline.model import ModelShape
@@ -14,6 +14,7 @@ from herald_pipeline.stages import LaunchShape, Layout, Op, OpKind, Repeat, Work
 WEIGHT_BYTES = 2.0
 """bf16 weights."""
 ACTIVATION_BYTES = 2.0
+_MAX_KNOWN = 4096
 LOGIT_BYTES = 4.0
 """Logits are fp32 in every engine read (research: confidences are too)."""
 
@@ -24,6 +25,8 @@ class Forward:
 
     model: ModelShape
     settings: Settings
+    _known: dict[tuple[str, int, int], Op] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Ops that depend on the number of tokens alone: the same object for every block."""
 
     @property
     def device_kv_bytes(self) -> float:
@@ -36,8 +39,29 @@ class Forward:
         return self.model.kv_bytes_per_token_layer(self.settings.dram_kv_dtype)
 
     def _matrix(self, kind: OpKind, tokens: int, params: int) -> Op:
-        weights = params * WEIGHT_BYTES
-        return Op(kind, tokens, 2.0 * tokens * params, hbm_bytes=weights, weight_bytes=weights)
+        key = (kind, tokens, params)
+        known = self._known.get(key)
+        if known is None:
+            weights = params * WEIGHT_BYTES
+            known = Op(kind, tokens, 2.0 * tokens * params, hbm_bytes=weights, weight_bytes=weights)
+            self._remember(key, known)
+        return known
+
+    def _copy(self, direction: str, tokens: int, size: int) -> Op:
+        """``size`` bytes a token over the link, between device and host memory."""
+        key = (direction, tokens, size)
+        known = self._known.get(key)
+        if known is None:
+            total = float(tokens * size)
+            down, up = (total, 0.0) if direction == "down" else (0.0, total)
+            known = Op(OpKind.COPY, d2h_bytes=down, h2d_bytes=up, dram_bytes=total)
+            self._remember(key, known)
+        return known
+
+    def _remember(self, key: tuple[str, int, int], op: Op) -> None:
+        if len(self._known) >= _MAX_KNOWN:
+            self._known.clear()
+        self._known[key] = op
 
     def qkv(self, tokens: int) -> Op:
         """Query, key and value projection."""
@@ -60,14 +84,18 @@ class Forward:
         if model.moe is None or layer < model.moe.first_dense_layers:
             return (self._matrix(OpKind.FFN, tokens, model.dense_ffn_params),)
         moe = model.moe
-        weights = moe.num_experts * model.expert_params * WEIGHT_BYTES
-        experts = Op(
-            OpKind.EXPERTS,
-            tokens,
-            2.0 * tokens * moe.experts_per_token * model.expert_params,
-            hbm_bytes=weights,
-            weight_bytes=weights,
-        )
+        key = (OpKind.EXPERTS, tokens, 0)
+        experts = self._known.get(key)
+        if experts is None:
+            weights = moe.num_experts * model.expert_params * WEIGHT_BYTES
+            experts = Op(
+                OpKind.EXPERTS,
+                tokens,
+                2.0 * tokens * moe.experts_per_token * model.expert_params,
+                hbm_bytes=weights,
+                weight_bytes=weights,
+            )
+            self._remember(key, experts)
         return (self._matrix(OpKind.FFN, tokens, model.shared_ffn_params), experts)
 
     def attention(self, tokens: int, keys: int, pairs: int) -> Op:
@@ -121,13 +149,11 @@ class Forward:
         """Queries, and the own key and value of each, to the host (fp32, as the CPU kernel reads them)."""
         model = self.model
         heads = model.num_heads + 2 * model.num_kv_heads
-        size = tokens * heads * model.head_dim * 4.0
-        return Op(OpKind.COPY, d2h_bytes=size, dram_bytes=size)
+        return self._copy("down", tokens, heads * model.head_dim * 4)
 
     def up_outputs(self, tokens: int) -> Op:
         """Attention outputs back to the device (fp32)."""
-        size = tokens * self.model.num_heads * self.model.head_dim * 4.0
-        return Op(OpKind.COPY, h2d_bytes=size, dram_bytes=size)
+        return self._copy("up", tokens, self.model.num_heads * self.model.head_dim * 4)
 
     def select(self, shape: LaunchShape, queries: int, draft: bool) -> Op:
         """Attention and importance of ``queries`` [MASK] queries a row over the full prefix, in host memory."""

@@ -12,12 +12,11 @@ class Clock(simpy.Environment):
     @property
     def now_ns(self) -> int:
         """The time in nanoseconds since the run's start."""
-        now = self._now
-        assert isinstance(now, int)
+        now: int = self._now  # type: ignore[assignment] # simpy's clock stays an int while all delays are
         return now
 
-    def after(self, delay_ns: int, value: object, call: Callable[[Any], None]) -> None:
-        """Call ``call`` with an event that holds ``value``, ``delay_ns`` from now (at once, when that is past)."""
-        timeout = self.timeout(delay_ns if delay_ns > 0 else 0, value)
-        assert timeout.callbacks is not None
+    def after(self, delay_ns: int, value: object, call: Callable[[Any], None]) -> simpy.Event:
+        """The event that calls ``call`` in ``delay_ns`` (at once, when that is past); it holds ``value``."""
+        timeout = simpy.Timeout(self, delay_ns if delay_ns > 0 else 0, value)
         timeout.callbacks.append(call)
+        return timeout

@@ -64,6 +64,8 @@ _COPY_LAYOUT_EFFICIENCY = {
     Layout.STREAMED: "streamed_copy_efficiency",
     Layout.SCATTERED: "scattered_copy_efficiency",
 }
+_MAX_SEEN = 256
+_MAX_OPS = 4096
 _MATRICES = frozenset({OpKind.QKV, OpKind.OUTPUT, OpKind.FFN, OpKind.HEAD})
 _CPU_KINDS = frozenset({OpKind.SELECT, OpKind.GATHER})
 
@@ -107,27 +109,36 @@ class CostModel:
         retrieval = engine.retrieval_kernels_per_layer
         self._retrieval_kernels = _optional(retrieval) or self._kernels
         self._duplex = _optional(machine.link.duplex_gb_s)
-        template = pipeline_streams = self.pipeline.template
-        self._small = {stream.name for stream in pipeline_streams.streams if stream.high_priority}
+        self._small = {stream.name for stream in self.pipeline.template.streams if stream.high_priority}
         moe = self.pipeline.model.moe
-        self._dense_layers = self.pipeline.model.num_dense_layers
-        self._exact_layers = self.pipeline.settings.exact_layers
         self._experts = moe.num_experts if moe else 1
         self._per_token = moe.experts_per_token if moe else 1
-        # stage -> (shape, layer class -> cost); a section's launches share one shape object.
-        self._last: dict[str, tuple[LaunchShape, dict[int, Cost]]] = {}
-        self._stages = {stage.name: stage for stage in template.stages()}
+        # Costs of each stage: of the newest shape by layer class (launches of a section share one shape object), and
+        # of the last shapes seen.
+        self._newest: dict[str, tuple[LaunchShape, dict[int, Cost]]] = {}
+        self._seen: dict[tuple[str, LaunchShape], dict[int, Cost]] = {}
+        self._classes: dict[str, dict[int | None, int]] = {}
+        # By identity: the description hands out the same op for the same tokens.
+        self._op_ns: dict[int, tuple[Op, float]] = {}
 
     def price(self, launch: Launch) -> Cost:
-        """Cost of ``launch``; equal for the layers of a class, so it is worked out once a shape."""
-        stage, shape, layer = launch.stage, launch.shape, launch.layer
-        last = self._last.get(stage.name)
-        if last is None or (last[0] is not shape and last[0] != shape):
-            last = self._last[stage.name] = (shape, {})
-        layer_class = -1 if layer is None else (layer < self._dense_layers) + 2 * (layer < self._exact_layers)
-        cost = last[1].get(layer_class)
+        """Cost of ``launch``, worked out once for a shape and for layers that cost the same."""
+        name, shape, layer = launch.stage.name, launch.shape, launch.layer
+        newest = self._newest.get(name)
+        if newest is None or newest[0] is not shape:
+            if len(self._seen) >= _MAX_SEEN:
+                self._seen.clear()
+            newest = self._newest[name] = (shape, self._seen.setdefault((name, shape), {}))
+        if layer is None:
+            layer_class = -1
+        else:
+            classes = self._classes.get(name)
+            if classes is None:
+                classes = self._classes[name] = _layer_classes(launch.stage, shape)
+            layer_class = classes[layer]
+        cost = newest[1].get(layer_class)
         if cost is None:
-            cost = last[1][layer_class] = self.stage_cost(stage, shape, layer)
+            cost = newest[1][layer_class] = self.stage_cost(launch.stage, shape, layer)
         return cost
 
     def stage_cost(self, stage: Stage, shape: LaunchShape, layer: int | None) -> Cost:
@@ -227,6 +238,16 @@ class CostModel:
     # Ops on the GPU --------------------------------------------------------------------------------------------------
 
     def _gpu_ns(self, op: Op) -> float:
+        known = self._op_ns.get(id(op))
+        if known is not None and known[0] is op:
+            return known[1]
+        if len(self._op_ns) >= _MAX_OPS:
+            self._op_ns.clear()
+        time = self._op_time(op)
+        self._op_ns[id(op)] = (op, time)
+        return time
+
+    def _op_time(self, op: Op) -> float:
         if op.kind in _MATRICES:
             rate = self._peak * self._read("gemm_efficiency", self._engine.gemm_efficiency, op.tokens)
             time = max(op.weight_bytes / self._weight_rate, op.gpu_flops / rate)
@@ -263,6 +284,12 @@ class CostModel:
         if reading.extrapolated:
             self.extrapolated.add(name)
         return reading.value
+
+
+def _layer_classes(stage: Stage, shape: LaunchShape) -> dict[int | None, int]:
+    """Layers of ``stage`` -> a number that layers of equal work share."""
+    numbers: dict[Work, int] = {}
+    return {layer: numbers.setdefault(stage.work(shape, layer), len(numbers)) for layer in stage.layers}
 
 
 def _close(phases: list[Phase], segments: list[tuple[float, int]]) -> None:

@@ -7,14 +7,15 @@ something joins or leaves.
 from collections import deque
 from collections.abc import Callable
 from math import ceil
-from typing import Any, cast
+from typing import Any
 
 import simpy
 
 from herald_sim.clock import Clock
 from herald_sim.cost import Flow, Kernels
 
-Done = Callable[[Any], None]
+Done = Callable[[Any, int], None]
+"""Told the owner of work that has ended, and the time."""
 
 
 class GpuWork:
@@ -49,19 +50,19 @@ class Gpu:
         self._small: GpuWork | None = None
         self._waiting: dict[bool, deque[GpuWork]] = {False: deque(), True: deque()}
 
-    def start(self, kernels: Kernels, small: bool, owner: Any) -> None:
-        """Run ``kernels``; ``done(owner)`` is called when they have run."""
+    def start(self, kernels: Kernels, small: bool, owner: Any, now: int) -> None:
+        """Run ``kernels``; ``done(owner, time)`` is called when they have run."""
         work = GpuWork(kernels, owner)
         if (self._small if small else self._large) is not None:
             self._waiting[small].append(work)
         elif small:
-            self._begin_small(work)
+            self._begin_small(work, now)
         else:
-            self._begin_large(work)
+            self._begin_large(work, now)
 
-    def _begin_small(self, work: GpuWork) -> None:
+    def _begin_small(self, work: GpuWork, now: int) -> None:
         self._small = work
-        self._plan_small(work, self._env.now_ns)
+        self._plan_small(work, now)
 
     def _plan_small(self, work: GpuWork, now: float) -> None:
         """Find where the small launch's remaining kernels end, first waiting at ``now``."""
@@ -83,8 +84,7 @@ class Gpu:
             work.left = left - inside
             work.end_ns = None
 
-    def _begin_large(self, work: GpuWork) -> None:
-        now = self._env.now_ns
+    def _begin_large(self, work: GpuWork, now: int) -> None:
         small = self._small
         self._large = work
         if small is None or not small.alone:
@@ -114,26 +114,26 @@ class Gpu:
         self._env.after(at_ns - self._env.now_ns, work, self._fire)
 
     def _fire(self, event: simpy.Event) -> None:
-        work = event.value
-        assert isinstance(work, GpuWork)
+        work: GpuWork = event._value
         work.armed_ns = None
         if work.end_ns is None:
             return
-        if work.end_ns > self._env.now_ns:
+        now = self._env.now_ns
+        if work.end_ns > now:
             self._timer(work, work.end_ns)
             return
         if work is self._large:
             self._large = None
             small = self._small
             if small is not None and small.end_ns is None:
-                self._plan_small(small, self._env.now_ns)
+                self._plan_small(small, now)
             if self._waiting[False]:
-                self._begin_large(self._waiting[False].popleft())
+                self._begin_large(self._waiting[False].popleft(), now)
         else:
             self._small = None
             if self._waiting[True]:
-                self._begin_small(self._waiting[True].popleft())
-        self._done(work.owner)
+                self._begin_small(self._waiting[True].popleft(), now)
+        self._done(work.owner, now)
 
 
 def _boundaries(kernels: Kernels, position: float, wanted: int) -> tuple[int, float]:
@@ -169,17 +169,17 @@ def _boundary_time(kernels: Kernels, wanted: int) -> float:
 
 
 class FlowWork:
-    """Bytes of one launch on their way."""
+    """Bytes of one launch on their way: ``left`` nanoseconds at full speed since ``since_ns``."""
 
-    __slots__ = ("flow", "left", "owner", "since_ns", "speed", "token")
+    __slots__ = ("flow", "left", "owner", "since_ns", "speed", "timer")
 
-    def __init__(self, flow: Flow, owner: Any, now: int) -> None:
+    def __init__(self, flow: Flow, owner: Any) -> None:
         self.flow = flow
         self.owner = owner
-        self.left = float(flow.total_ns)
-        self.since_ns = now
+        self.left: float = flow.total_ns
+        self.since_ns = 0
         self.speed = 0.0
-        self.token = 0
+        self.timer: simpy.Event | None = None
 
 
 _MAX_CACHED = 512
@@ -196,15 +196,17 @@ class SharedRates:
         self._env = env
         self._done = done
         self._active: list[FlowWork] = []
+        self._slowed = False
         self._speeds: dict[tuple[Flow, ...], tuple[float, ...]] = {}
 
-    def start(self, flow: Flow, owner: Any) -> None:
-        """Move ``flow``'s bytes; ``done(owner)`` is called when they have arrived."""
-        work = FlowWork(flow, owner, self._env.now_ns)
+    def start(self, flow: Flow, owner: Any, now: int) -> None:
+        """Move ``flow``'s bytes; ``done(owner, time)`` is called when they have arrived."""
+        work = FlowWork(flow, owner)
         self._active.append(work)
-        self._share()
+        self._share(now)
 
-    def _share(self) -> None:
+    def _share(self, now: int) -> None:
+        """Give every active flow its speed, and a new end where that changed."""
         active = self._active
         key = tuple([work.flow for work in active])
         speeds = self._speeds.get(key)
@@ -212,23 +214,27 @@ class SharedRates:
             if len(self._speeds) >= _MAX_CACHED:
                 self._speeds.clear()
             speeds = self._speeds[key] = fair_speeds([flow.uses for flow in key])
-        now = self._env.now_ns
+        slowed = False
         for work, speed in zip(active, speeds, strict=True):
+            if speed != 1.0:
+                slowed = True
             if work.speed != speed:
-                work.left -= (now - work.since_ns) * work.speed
+                if work.speed:
+                    work.left -= (now - work.since_ns) * work.speed
                 work.since_ns = now
                 work.speed = speed
-                work.token += 1
-                self._env.after(round(work.left / speed), (work, work.token), self._fire)
+                work.timer = self._env.after(round(work.left / speed), work, self._fire)
+        self._slowed = slowed
 
     def _fire(self, event: simpy.Event) -> None:
-        work, token = cast(tuple[FlowWork, int], event.value)
-        if token != work.token:
-            return
+        work: FlowWork = event._value
+        if event is not work.timer:
+            return  # a speed has changed since: another event ends it
+        now = self._env.now_ns
         self._active.remove(work)
-        if self._active:
-            self._share()
-        self._done(work.owner)
+        if self._slowed:
+            self._share(now)
+        self._done(work.owner, now)
 
 
 def fair_speeds(uses: list[tuple[tuple[str, float], ...]]) -> tuple[float, ...]:

@@ -102,12 +102,13 @@ class Simulation:
 
     def _enqueue(self, launch: Launch) -> _Run:
         """Behind its stream's newest launch and the launches that it waits for."""
-        run = _Run(launch, self._costs.price(launch), self.env.now_ns)
+        now = self.env.now_ns
+        run = _Run(launch, self._costs.price(launch), now)
         pending, stream = self._pending, launch.stage.stream
         newest = self._newest.get(stream)
         if newest is not None:
             newest.followers.append(run)
-            run.blockers += 1
+            run.blockers = 1
         for number in launch.after:
             earlier = pending.get(number)
             if earlier is not None and earlier is not newest:
@@ -116,44 +117,44 @@ class Simulation:
         pending[launch.id] = run
         self._newest[stream] = run
         if not run.blockers:
-            self._start(run)
+            run.start_ns = now
+            self._next_phase(run, now)
         return run
 
-    def _start(self, run: _Run) -> None:
-        run.start_ns = self.env.now_ns
-        self._next_phase(run)
-
-    def _next_phase(self, run: _Run) -> None:
+    def _next_phase(self, run: _Run, now: int) -> None:
         """Give the next phase to its resource; the last one ends the launch."""
+        number = run.phase
         phases = run.cost.phases
-        if run.phase == len(phases):
-            self._finish(run)
+        if number == len(phases):
+            self._finish(run, now)
             return
-        phase = phases[run.phase]
-        run.phase += 1
-        if type(phase) is Kernels:
-            self._gpu.start(phase, self._small[run.launch.stage.stream], run)
+        run.phase = number + 1
+        phase = phases[number]
+        if isinstance(phase, Kernels):
+            self._gpu.start(phase, self._small[run.launch.stage.stream], run, now)
         else:
-            self._rates.start(phase, run)  # type: ignore[arg-type]
+            self._rates.start(phase, run, now)
 
-    def _finish(self, run: _Run) -> None:
-        launch, now = run.launch, self.env.now_ns
-        stream = launch.stage.stream
+    def _finish(self, run: _Run, now: int) -> None:
+        """The launch has run: record it, and start what waited for it alone."""
+        launch, cost = run.launch, run.cost
+        stage = launch.stage
         del self._pending[launch.id]
-        if self._newest[stream] is run:
-            del self._newest[stream]
-        cost = run.cost
+        newest = self._newest
+        if newest[stage.stream] is run:
+            del newest[stage.stream]
         self.recorder.record(
             launch, run.start_ns, now, queued_ns=run.queued_ns, num_bytes=cost.num_bytes, flops=cost.flops
         )
         if self._ledger is not None:
             self._ledger.finished(launch, cost, run.start_ns, now)
-        if launch.stage.decides:
-            self._decided(launch)
+        if stage.decides:
+            self._decided(launch, now)
         for follower in run.followers:
             follower.blockers -= 1
             if not follower.blockers:
-                self._start(follower)
+                follower.start_ns = now
+                self._next_phase(follower, now)
         if run.ended is not None:
             run.ended.succeed()
 
@@ -180,7 +181,7 @@ class Simulation:
                     still.add(slot)
         return Feedback(frozenset(still), now_ns=now)
 
-    def _decided(self, launch: Launch) -> None:
+    def _decided(self, launch: Launch, now: int) -> None:
         """Count the forward, and the blocks that it completed."""
         recorder = self.recorder
         recorder.step(launch)
@@ -193,7 +194,7 @@ class Simulation:
             self._open_tokens += self._tokens(group)
         # In lockstep the batch's block ends with its last row.
         if self._open_rows and not (still_open and self._lockstep):
-            recorder.block_done(self.env.now_ns, self._open_rows, self._open_tokens)
+            recorder.block_done(now, self._open_rows, self._open_tokens)
             self._open_rows = self._open_tokens = 0
 
     def _tokens(self, group: RowGroup) -> int:
