@@ -154,3 +154,27 @@ def test_the_values_of_the_ledger_are_the_values_of_the_tables():
             if claim.paper is paper and isinstance(value, float) and value % 1
         }
         assert {entry for entry in stated if entry[1] not in printed} == set()
+
+
+def test_every_test_of_the_ledger_is_a_command_of_ours_or_a_test_that_exists():
+    for claim in published.claims():
+        words = claim.test.split()
+        if words[:3] == ["python", "-m", "pytest"]:
+            assert f"{words[5]}" in (ROOT / words[3]).read_text(), claim.id
+            assert words[4] == "-k", claim.id
+        elif words:
+            assert words[0] in ("herald-sim", "herald-exec"), claim.id
+
+
+def test_equation_2_puts_the_representative_query_at_most_half_a_block_from_any_position():
+    prefix, block = range(500), 32
+
+    def deviation(position):
+        # Offsets p - s against the mean offset of all block positions to the prefix (twice both, to stay whole).
+        doubled_mean = sum(2 * (500 + i - s) for i in range(block) for s in prefix) // (block * len(prefix))
+        return sum((2 * (500 + position - s) - doubled_mean) ** 2 for s in prefix)
+
+    deviations = [deviation(position) for position in range(block)]
+    best = [position for position in range(block) if deviations[position] == min(deviations)]
+    assert best == [15, 16]
+    assert max(abs(block // 2 - position) for position in range(block)) == 16
