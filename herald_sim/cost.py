@@ -30,13 +30,22 @@ class Kernels:
     segments: tuple[tuple[float, int], ...]
     count: int
 
+    @property
+    def kernel_ns(self) -> float:
+        """Mean time of a kernel."""
+        return self.total_ns / self.count
+
+
+Uses = tuple[tuple[str, float], ...]
+"""Shared rates by name, and the share of each that a flow takes at full speed."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flow:
     """Work that moves bytes: ``total_ns`` alone; ``uses`` says which share of each shared rate it takes then."""
 
     total_ns: int
-    uses: tuple[tuple[str, float], ...]
+    uses: Uses
 
 
 Phase = Kernels | Flow
@@ -219,9 +228,9 @@ class CostModel:
             time += op.d2h_bytes / (self._read("d2h_gb_s", d2h, op.d2h_bytes) * efficiency)
             uses.append((D2H, 1.0))
         if time and self._duplex:
-            uses.append((DUPLEX, min(1.0, size / time / self._duplex)))
+            uses.append((DUPLEX, _share(size / time, self._duplex)))
         if time and dram:
-            uses.append((DRAM, min(1.0, op.dram_bytes / time / dram)))
+            uses.append((DRAM, _share(op.dram_bytes / time, dram)))
         return Flow(round(time), tuple(uses))
 
     def _select(self, op: Op) -> Flow:
@@ -233,7 +242,7 @@ class CostModel:
         flops *= self._read("select_flops_efficiency", engine.select_flops_efficiency, op.queries)
         time = op.dram_bytes / (dram * share) + op.cpu_flops / flops
         time += _optional(engine.select_overhead_us) * _NS_PER_US
-        return Flow(round(time), ((DRAM, op.dram_bytes / time / dram),) if time else ())
+        return Flow(round(time), ((DRAM, _share(op.dram_bytes / time, dram)),) if time else ())
 
     # Ops on the GPU --------------------------------------------------------------------------------------------------
 
@@ -284,6 +293,11 @@ class CostModel:
         if reading.extrapolated:
             self.extrapolated.add(name)
         return reading.value
+
+
+def _share(rate: float, whole: float) -> float:
+    """``rate`` as a share of ``whole``, rounded so that flows of one kind have equal shares whatever their bytes."""
+    return min(1.0, round(rate / whole, 9))
 
 
 def _layer_classes(stage: Stage, shape: LaunchShape) -> dict[int | None, int]:

@@ -5,34 +5,56 @@ something joins or leaves.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import ceil
 from typing import Any
 
 import simpy
 
 from herald_sim.clock import Clock
-from herald_sim.cost import Flow, Kernels
+from herald_sim.cost import Flow, Kernels, Uses
+
+
+class Work:
+    """What resources carry: a launch's current phase, and how far it is.
+
+    On the GPU: kernels ``left`` and ``kernel_ns`` of each; ``began`` when it was first (or last) alone, ``pushed`` by
+    the other launch's kernels since; ``end_ns`` when it ends as things stand, ``armed_ns`` when a timer asks next.
+    On a shared rate: ``remaining`` nanoseconds at full speed as of ``since_ns``, and its ``speed`` since.
+    """
+
+    __slots__ = (
+        "alone",
+        "armed_ns",
+        "began",
+        "end_ns",
+        "flow",
+        "kernel_ns",
+        "kernels",
+        "left",
+        "pushed",
+        "remaining",
+        "since_ns",
+        "speed",
+        "timer",
+    )
+    kernels: Kernels
+    flow: Flow
+    began: float
+    pushed: float
+    alone: bool
+    left: int
+    kernel_ns: float
+    end_ns: int | None
+    armed_ns: int | None
+    remaining: float
+    since_ns: int
+    speed: float
+    timer: simpy.Event
+
 
 Done = Callable[[Any, int], None]
-"""Told the owner of work that has ended, and the time."""
-
-
-class GpuWork:
-    """Kernels of one launch on the GPU. ``owner`` is handed back when they have run."""
-
-    __slots__ = ("alone", "armed_ns", "began", "end_ns", "kernel_ns", "kernels", "left", "owner", "pushed")
-
-    def __init__(self, kernels: Kernels, owner: Any) -> None:
-        self.kernels = kernels
-        self.owner = owner
-        self.began = 0.0
-        self.pushed = 0.0
-        self.alone = False
-        self.end_ns: int | None = None
-        self.armed_ns: int | None = None
-        self.left = kernels.count
-        self.kernel_ns = kernels.total_ns / kernels.count
+"""Told the work that has ended, and the time."""
 
 
 class Gpu:
@@ -46,13 +68,16 @@ class Gpu:
     def __init__(self, env: Clock, done: Done) -> None:
         self._env = env
         self._done = done
-        self._large: GpuWork | None = None
-        self._small: GpuWork | None = None
-        self._waiting: dict[bool, deque[GpuWork]] = {False: deque(), True: deque()}
+        self._large: Work | None = None
+        self._small: Work | None = None
+        self._waiting: dict[bool, deque[Work]] = {False: deque(), True: deque()}
 
-    def start(self, kernels: Kernels, small: bool, owner: Any, now: int) -> None:
-        """Run ``kernels``; ``done(owner, time)`` is called when they have run."""
-        work = GpuWork(kernels, owner)
+    def start(self, work: Work, kernels: Kernels, small: bool, now: int) -> None:
+        """Run ``kernels`` of ``work``; ``done(work, time)`` is called when they have run."""
+        work.kernels = kernels
+        work.pushed = 0.0
+        work.alone = False
+        work.armed_ns = None
         if (self._small if small else self._large) is not None:
             self._waiting[small].append(work)
         elif small:
@@ -60,11 +85,13 @@ class Gpu:
         else:
             self._begin_large(work, now)
 
-    def _begin_small(self, work: GpuWork, now: int) -> None:
+    def _begin_small(self, work: Work, now: int) -> None:
         self._small = work
+        work.left = work.kernels.count
+        work.kernel_ns = work.kernels.kernel_ns
         self._plan_small(work, now)
 
-    def _plan_small(self, work: GpuWork, now: float) -> None:
+    def _plan_small(self, work: Work, now: float) -> None:
         """Find where the small launch's remaining kernels end, first waiting at ``now``."""
         large, left = self._large, work.left
         if large is None:
@@ -84,7 +111,7 @@ class Gpu:
             work.left = left - inside
             work.end_ns = None
 
-    def _begin_large(self, work: GpuWork, now: int) -> None:
+    def _begin_large(self, work: Work, now: int) -> None:
         small = self._small
         self._large = work
         if small is None or not small.alone:
@@ -103,18 +130,18 @@ class Gpu:
             # It is in its last kernel: the end that was planned stands.
             small.alone = False
 
-    def _arm(self, work: GpuWork, end: float) -> None:
+    def _arm(self, work: Work, end: float) -> None:
         """Let ``work`` end at ``end``. Ends only ever move later, so an earlier timer is kept and asks again."""
         end_ns = work.end_ns = round(end)
         if work.armed_ns is None:
             self._timer(work, end_ns)
 
-    def _timer(self, work: GpuWork, at_ns: int) -> None:
+    def _timer(self, work: Work, at_ns: int) -> None:
         work.armed_ns = at_ns
         self._env.after(at_ns - self._env.now_ns, work, self._fire)
 
     def _fire(self, event: simpy.Event) -> None:
-        work: GpuWork = event._value
+        work: Work = event._value
         work.armed_ns = None
         if work.end_ns is None:
             return
@@ -133,7 +160,7 @@ class Gpu:
             self._small = None
             if self._waiting[True]:
                 self._begin_small(self._waiting[True].popleft(), now)
-        self._done(work.owner, now)
+        self._done(work, now)
 
 
 def _boundaries(kernels: Kernels, position: float, wanted: int) -> tuple[int, float]:
@@ -168,20 +195,6 @@ def _boundary_time(kernels: Kernels, wanted: int) -> float:
     return base
 
 
-class FlowWork:
-    """Bytes of one launch on their way: ``left`` nanoseconds at full speed since ``since_ns``."""
-
-    __slots__ = ("flow", "left", "owner", "since_ns", "speed", "timer")
-
-    def __init__(self, flow: Flow, owner: Any) -> None:
-        self.flow = flow
-        self.owner = owner
-        self.left: float = flow.total_ns
-        self.since_ns = 0
-        self.speed = 0.0
-        self.timer: simpy.Event | None = None
-
-
 _MAX_CACHED = 512
 
 
@@ -195,49 +208,52 @@ class SharedRates:
     def __init__(self, env: Clock, done: Done) -> None:
         self._env = env
         self._done = done
-        self._active: list[FlowWork] = []
+        self._active: list[Work] = []
         self._slowed = False
-        self._speeds: dict[tuple[Flow, ...], tuple[float, ...]] = {}
+        self._speeds: dict[tuple[Uses, ...], tuple[float, ...]] = {}
 
-    def start(self, flow: Flow, owner: Any, now: int) -> None:
-        """Move ``flow``'s bytes; ``done(owner, time)`` is called when they have arrived."""
-        work = FlowWork(flow, owner)
+    def start(self, work: Work, flow: Flow, now: int) -> None:
+        """Move ``flow``'s bytes for ``work``; ``done(work, time)`` is called when they have arrived."""
+        work.flow = flow
+        work.remaining = flow.total_ns
+        work.speed = 0.0
         self._active.append(work)
         self._share(now)
 
     def _share(self, now: int) -> None:
         """Give every active flow its speed, and a new end where that changed."""
         active = self._active
-        key = tuple([work.flow for work in active])
+        key = tuple([work.flow.uses for work in active])
         speeds = self._speeds.get(key)
         if speeds is None:
             if len(self._speeds) >= _MAX_CACHED:
                 self._speeds.clear()
-            speeds = self._speeds[key] = fair_speeds([flow.uses for flow in key])
+            speeds = self._speeds[key] = fair_speeds(key)
         slowed = False
-        for work, speed in zip(active, speeds, strict=True):
+        for work, speed in zip(active, speeds, strict=False):
             if speed != 1.0:
                 slowed = True
-            if work.speed != speed:
-                if work.speed:
-                    work.left -= (now - work.since_ns) * work.speed
+            before = work.speed
+            if before != speed:
+                if before:
+                    work.remaining -= (now - work.since_ns) * before
                 work.since_ns = now
                 work.speed = speed
-                work.timer = self._env.after(round(work.left / speed), work, self._fire)
+                work.timer = self._env.after(round(work.remaining / speed), work, self._fire)
         self._slowed = slowed
 
     def _fire(self, event: simpy.Event) -> None:
-        work: FlowWork = event._value
+        work: Work = event._value
         if event is not work.timer:
             return  # a speed has changed since: another event ends it
         now = self._env.now_ns
         self._active.remove(work)
         if self._slowed:
             self._share(now)
-        self._done(work.owner, now)
+        self._done(work, now)
 
 
-def fair_speeds(uses: list[tuple[tuple[str, float], ...]]) -> tuple[float, ...]:
+def fair_speeds(uses: Sequence[Uses]) -> tuple[float, ...]:
     """Speed of each flow, at most 1, from the share of each rate that it uses at speed 1."""
     speeds = [1.0] * len(uses)
     rising = set(range(len(uses)))

@@ -16,21 +16,19 @@ from herald_pipeline.steps import FixedSteps, Steps
 from herald_sim.checks import Ledger
 from herald_sim.clock import Clock
 from herald_sim.cost import Cost, CostModel, Kernels
-from herald_sim.resources import Gpu, SharedRates
+from herald_sim.resources import Gpu, SharedRates, Work
 
 
-class _Run:
-    """One launch on its way: what it waits for, and the phases that it has run."""
+class _Run(Work):
+    """One launch on its way: what it waits for, and how many of its phases have begun."""
 
     __slots__ = ("blockers", "cost", "ended", "followers", "launch", "phase", "queued_ns", "start_ns")
 
     def __init__(self, launch: Launch, cost: Cost, now_ns: int) -> None:
         self.launch = launch
         self.cost = cost
-        self.queued_ns = now_ns
-        self.start_ns = now_ns
-        self.phase = 0
-        self.blockers = 0
+        self.queued_ns = self.start_ns = now_ns
+        self.phase = self.blockers = 0
         self.followers: list[_Run] = []
         self.ended: simpy.Event | None = None
 
@@ -131,9 +129,9 @@ class Simulation:
         run.phase = number + 1
         phase = phases[number]
         if isinstance(phase, Kernels):
-            self._gpu.start(phase, self._small[run.launch.stage.stream], run, now)
+            self._gpu.start(run, phase, self._small[run.launch.stage.stream], now)
         else:
-            self._rates.start(phase, run, now)
+            self._rates.start(run, phase, now)
 
     def _finish(self, run: _Run, now: int) -> None:
         """The launch has run: record it, and start what waited for it alone."""
