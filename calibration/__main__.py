@@ -1,0 +1,5 @@
+"""``python -m calibration``."""
+
+from calibration.cli import main
+
+main()

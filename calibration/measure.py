@@ -1,0 +1,200 @@
+"""``calibration measure``: every number that the simulator reads of a machine, obtained on it, with its spread.
+
+Parts run one after another, raw rates first. What one part refuses (samples that disagree) is reported with the samples
+and the profile is not written: a number that cannot be repeated is no measurement.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from calibration import parts, profile_file
+from calibration.bench import Bench, Part, divide_cores
+from calibration.host import Host, pcie, software, this_host
+from calibration.profile_file import ENGINE, Stamp
+from calibration.reference import reference_part
+from calibration.timing import Plan
+from herald_exec import kernels
+from herald_pipeline.errors import ConfigError, ProfileError, did_you_mean
+from herald_pipeline.model import KVDtype, ModelShape
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be measured.
+
+    Attributes
+    ----------
+    shape
+        The model at whose shapes products, attention and sampling are measured.
+    out
+        The profile file; ``None`` names it after the machine, in ``./profiles``.
+    only
+        Parts to measure anew; the rest stays as an earlier file at ``out`` states it. Empty: all.
+    kv_dtype
+        Format of KV; ``None`` takes the one the device computes in.
+    pcie
+        ``GENERATIONxLANES`` where the driver does not say.
+    """
+
+    shape: ModelShape
+    device: str = "cpu"
+    out: Path | None = None
+    only: tuple[str, ...] = ()
+    quick: bool = False
+    plan: Plan = field(default_factory=Plan)
+    kv_dtype: KVDtype | None = None
+    threads: int | None = None
+    pcie: str | None = None
+    command: str = "python -m calibration measure"
+
+
+def measure(request: Request, say: Say = lambda line: print(line, file=sys.stderr)) -> Path:
+    """Measure this machine and write its profile; returns the file.
+
+    Raises
+    ------
+    ConfigError
+        An unknown part or device.
+    ProfileError
+        Samples disagree; all parts concerned are named with their samples.
+    """
+    _check_parts(request.only)
+    device = _device(request.device)
+    host = this_host(device)
+    out = request.out or Path("profiles") / f"{host.slug}.toml"
+    bench = _bench(request, device)
+    base = profile_file.read(out) if request.only and out.exists() else _frame(request, host, bench)
+    _remember(bench, base)
+    done = _measure_parts(bench, request.only or parts.NAMES, say)
+    stamp = Stamp(request.command, datetime.now(UTC).date().isoformat(), software())
+    data = profile_file.merge(base, done, stamp)
+    profile_file.write(out, data, _header(host, bench, request))
+    for part in done:
+        profile_file.write_raw(profile_file.raw_folder(out), part)
+    say(f"wrote {out} and {profile_file.raw_folder(out)}/")
+    return out
+
+
+def _check_parts(only: Sequence[str]) -> None:
+    problems = [
+        f"--only {name}: unknown part{did_you_mean(name, parts.NAMES)}" for name in only if name not in parts.NAMES
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _device(text: str) -> torch.device:
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        raise ConfigError(f"--device must be cpu or cuda, got {text!r}") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch finds no CUDA device here; leave it out to measure the CPU alone")
+    return device
+
+
+def _bench(request: Request, device: torch.device) -> Bench:
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    kv = request.kv_dtype or (KVDtype.BF16 if device.type == "cuda" else KVDtype.FP32)
+    main, retrieval = divide_cores(device, request.threads)
+    return Bench(
+        request.shape,
+        device,
+        dtype,
+        request.plan,
+        kv,
+        kv,
+        main,
+        retrieval,
+        block_length=request.shape.block_length,
+        quick=request.quick,
+    )
+
+
+def _measure_parts(bench: Bench, names: Sequence[str], say: Say) -> list[Part]:
+    done, refused = [], []
+    for name in [known for known in parts.NAMES if known in names]:
+        start = time.perf_counter()
+        try:
+            part = parts.get(name)(bench)
+        except ProfileError as problem:
+            refused.append(f"{name}: {problem}")
+            say(f"  {name:<14} refused")
+            continue
+        for value in part.values:
+            if isinstance(value.y, float | int):
+                bench.found[value.path] = float(value.y)
+        done.append(part)
+        say(f"  {name:<14} {time.perf_counter() - start:5.1f} s   {_found(part)}")
+    if refused:
+        raise ProfileError("nothing was written, because samples disagree:\n" + "\n".join(refused))
+    # Its time, taken again beside every run, tells how much the machine has slowed down or sped up since.
+    done.append(reference_part(bench))
+    return done
+
+
+def _found(part: Part) -> str:
+    shown = [
+        f"{value.path.rpartition('.')[2]} {value.y:.4g}" if isinstance(value.y, float | int) else
+        f"{value.path.rpartition('.')[2]} {min(value.y):.3g}..{max(value.y):.3g}"
+        for value in part.values
+    ]  # fmt: skip
+    return ", ".join(shown)
+
+
+def _remember(bench: Bench, base: dict[str, Any]) -> None:
+    """Raw rates of an earlier file, for parts that are measured anew."""
+    for section, table in base.get("machine", {}).items():
+        for key, quantity in table.items():
+            if isinstance(quantity, dict) and "value" in quantity:
+                bench.found[f"machine.{section}.{key}"] = float(quantity["value"])
+
+
+def _frame(request: Request, host: Host, bench: Bench) -> dict[str, Any]:
+    """Names and counts: all of a profile that is not a quantity."""
+    cpu = {"name": host.cpu_name, "cores": host.cores, "threads": host.threads, "capability": host.capability}
+    if not bench.on_cuda:
+        data = profile_file.template()
+        data["name"] = host.slug
+        data["machine"]["cpu"] = cpu
+        cores = len(bench.main_cores)
+        data["notes"] = [
+            *data.get("notes", []),
+            f"{cores} core(s) play the GPU, {bench.retrieval_threads} run retrieval and copies; DRAM is shared.",
+            f"Measured at the shapes of {request.shape.name}, KV in {bench.kv_dtype}.",
+        ]
+        return data
+    generation, lanes = pcie(request.pcie)
+    return {
+        "name": host.slug,
+        "title": f"{host.gpu_name}, {host.cpu_name}, PCIe {generation} x{lanes}",
+        "engine": ENGINE,
+        "notes": [f"Measured at the shapes of {request.shape.name}, KV in {bench.kv_dtype}."],
+        "machine": {
+            "gpu": {"name": host.gpu_name, "count": host.gpu_count, "dtype": "bf16"},
+            "cpu": cpu,
+            "dram": {},
+            "link": {"kind": "pcie", "generation": generation, "lanes": lanes},
+        },
+        "engines": {ENGINE: {"title": "herald-exec on this machine"}},
+    }
+
+
+def _header(host: Host, bench: Bench, request: Request) -> list[str]:
+    plan = bench.plan
+    return [
+        f"Measured on {host.cpu_name} ({host.threads} CPUs usable, kernels {kernels.active_tier()})"
+        + (f" with {host.gpu_name}" if host.gpu_name else " without a GPU")
+        + f" by: {request.command}",
+        f"Each value is the median of at least {plan.repeats} samples after {plan.warmup} thrown away; spread is the",
+        "relative standard deviation that their middle half implies. Raw samples lie in the folder of the same name.",
+    ]

@@ -1,0 +1,81 @@
+"""Pairs that run at once in a method: how much longer each takes beside the other than alone.
+
+The profile shares DRAM, the link and the GPU by arithmetic; these pairs say how well that holds on this machine.
+"""
+
+import threading
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import torch
+
+from calibration.bench import Bench, Part, pinned, row_of
+from calibration.parts import gemm
+from calibration.timing import Work
+from herald_exec import kernels
+from herald_exec.attention import attend_partial
+
+
+def measure(bench: Bench) -> Part:
+    """Products and attention of the main stream, each beside selection and beside copies of the retrieval stream."""
+    part = Part("contention")
+    shape, block = bench.shape, bench.block_length
+    model = gemm.layers_model(bench)
+    q = bench.random(4, block, shape.num_heads, shape.head_dim)
+    k, v = (bench.random(4, shape.num_kv_heads, 4096, shape.head_dim) for _ in range(2))
+    main: dict[str, Work] = {
+        "products": gemm.products(bench, model, block),
+        "attention": lambda: attend_partial(q, k, v),
+    }
+    size = (16 if bench.quick else 256) * 2**20
+    source, target = torch.zeros(size // 4, pin_memory=bench.on_cuda), torch.zeros(size // 4, device=bench.device)
+    rows, context = (4, 8192) if bench.quick else (8, 32768)
+    with kernels.PagedKV(1, rows, shape.num_kv_heads, context, shape.head_dim, str(bench.dram_kv_dtype)) as pool:
+        pool.fill_normal()
+        queries = np.ones((rows, 1, shape.num_heads, shape.head_dim), np.float32)
+        slots, lengths = np.arange(rows), np.full(rows, context)
+        budget = np.full(rows, context // 20)
+        threads = bench.retrieval_threads
+        others: dict[str, Work] = {
+            "selection": lambda: kernels.select(pool, 0, slots, lengths, queries, budget, threads=threads),
+            "copies": lambda: target.copy_(source),
+        }
+        alone = bench.time(main)
+        alone_other = bench.time_host(others)
+        for name, work in others.items():
+            with Beside(bench.retrieval_cores, work):
+                beside = bench.time(main)
+            for main_name, timing in beside.items():
+                slower = timing.seconds / alone[main_name].seconds
+                part.rows.append(row_of(timing, case=main_name, beside=name, times_as_long=round(slower, 3)))
+        for main_name, work in main.items():
+            with Beside(bench.main_cores, work):
+                beside = bench.time_host(others)
+            for name, timing in beside.items():
+                slower = timing.seconds / alone_other[name].seconds
+                part.rows.append(row_of(timing, case=name, beside=main_name, times_as_long=round(slower, 3)))
+    return part
+
+
+class Beside:
+    """Context in which ``work`` runs in a loop in another thread, on ``cores``."""
+
+    def __init__(self, cores: tuple[int, ...], work: Work) -> None:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(cores, work), daemon=True)
+
+    def _run(self, cores: tuple[int, ...], work: Work) -> None:
+        with pinned(cores), torch.inference_mode():
+            while not self._stop.is_set():
+                work()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()

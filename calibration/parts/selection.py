@@ -1,0 +1,129 @@
+"""CPU selection by context, queries and threads, split into what each KV byte and each query row costs.
+
+The time is ``overhead + bytes / (share x DRAM rate) + FLOPs / (share x attention rate)``: the two sums that the cost
+model adds. Overhead and the cost of a byte are found by non-negative least squares over all points, weighted by their
+size; what is left is the cost of a FLOP, by number of queries.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import nnls
+
+from calibration.bench import Bench, Part, Value, row_of, widest
+from herald_exec import kernels
+from herald_pipeline.model import bytes_per_element
+from herald_pipeline.units import GB
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One selection: ``rows`` requests of ``context`` entries, ``queries`` tokens each."""
+
+    rows: int
+    context: int
+    queries: int
+
+    @property
+    def name(self) -> str:
+        """Key of its timing."""
+        return f"{self.rows}x{self.context} x={self.queries}"
+
+
+def measure(bench: Bench) -> Part:
+    """Selection over (requests, context, queries) on the retrieval stream's threads; one context over threads."""
+    part = Part("selection")
+    shape, threads = bench.shape, bench.retrieval_threads
+    points = [Point(rows, context, x) for x in (1, 4, bench.block_length) for rows, context in grid(bench)]
+    most = max(point.context for point in points)
+    slots = max(point.rows for point in points)
+    entry = 2 * shape.num_kv_heads * shape.head_dim * bytes_per_element(bench.dram_kv_dtype, shape.head_dim)
+    generator = np.random.default_rng(0)
+    with kernels.PagedKV(1, slots, shape.num_kv_heads, most, shape.head_dim, str(bench.dram_kv_dtype)) as pool:
+        pool.fill_normal()
+
+        def case(point: Point, count: int = threads):  # type: ignore[no-untyped-def]  # noqa: ANN202
+            q = generator.standard_normal(
+                (point.rows, point.queries, shape.num_heads, shape.head_dim), dtype=np.float32
+            )
+            slot = np.arange(point.rows)
+            lengths = np.full(point.rows, point.context)
+            k = np.full(point.rows, max(1, point.context // 20))
+            return lambda: kernels.select(pool, 0, slot, lengths, q, k, threads=count)
+
+        timings = bench.time_host({point.name: case(point) for point in points})
+        by_threads = {}
+        widest_point = max(points, key=lambda p: (p.queries == 1, p.rows * p.context))
+        if threads > 1:
+            counts = [n for n in (1, 2, 4, 8, 16, 32, 64) if n < threads]
+            by_threads = bench.time_host({f"{n} threads": case(widest_point, n) for n in counts})
+    bytes_of = {p.name: p.rows * p.context * entry for p in points}
+    flops_of = {p.name: 4.0 * p.rows * p.queries * p.context * shape.num_heads * shape.head_dim for p in points}
+    dram = bench.rate("machine.dram.read_gb_s", "dram") * GB
+    seconds = {p.name: timings[p.name].seconds for p in points}
+    overhead, per_byte, per_flop = split(points, seconds, bytes_of, flops_of, 1 / dram)
+    fastest = 1 / min(per_flop.values())
+    for point in points:
+        size = bytes_of[point.name]
+        gb_s = round(size / seconds[point.name] / GB, 3)
+        columns = {"rows": point.rows, "context": point.context, "queries": point.queries, "threads": threads}
+        part.rows.append(row_of(timings[point.name], **columns, bytes=size, gb_s=gb_s))
+    for name, timing in by_threads.items():
+        columns = {"rows": widest_point.rows, "context": widest_point.context, "queries": 1}
+        part.rows.append(row_of(timing, **columns, threads=int(name.split()[0])))
+    spread = widest(timings.values())
+    queries = sorted(per_flop)
+    note = f"{threads} thread(s), tier {kernels.active_tier()}, KV in {bench.dram_kv_dtype}"
+    part.values = [
+        Value("machine.cpu.attention_tflop_s", "TFLOP/s", fastest / 1e12, spread=spread, note=note),
+        Value("engine.select_dram_efficiency", "share", min(1.0, 1 / (per_byte * dram)), spread=spread, note=note),
+        Value(
+            "engine.select_flops_efficiency",
+            "share",
+            tuple(min(1.0, 1 / (per_flop[x] * fastest)) for x in queries),
+            tuple(float(x) for x in queries),
+            "queries",
+            spread,
+            note,
+        ),
+        Value("engine.select_overhead_us", "us", overhead * 1e6, spread=spread, note="per launch"),
+    ]
+    return part
+
+
+def grid(bench: Bench) -> list[tuple[int, int]]:
+    """(requests, context) of the points."""
+    few = [(1, 256), (1, 1024), (4, 1024), (1, 4096), (4, 4096)]
+    return few if bench.quick else [*few, (1, 16384), (8, 16384), (32, 16384)]
+
+
+def split(
+    points: list[Point],
+    seconds: dict[str, float],
+    bytes_of: dict[str, float],
+    flops_of: dict[str, float],
+    least_per_byte: float,
+) -> tuple[float, float, dict[int, float]]:
+    """Seconds of a launch, of a byte, and of a FLOP by number of queries.
+
+    A byte cannot cost less than ``least_per_byte``, the raw rate of memory. What one query's time does not settle
+    (bytes and FLOPs of one query grow together) is settled by the points with more queries.
+    """
+    matrix = np.array([[1.0, bytes_of[p.name], flops_of[p.name]] for p in points])
+    times = np.array([seconds[p.name] for p in points])
+    # Relative errors count, so that short selections are not drowned by long ones.
+    weighted = matrix / times[:, None]
+    scale = weighted.max(axis=0)
+    solution, _ = nnls(weighted / scale, np.ones(len(points)))
+    overhead, per_byte, mean = (float(v) for v in solution / scale)
+    if per_byte < least_per_byte:
+        per_byte = least_per_byte
+        rest = np.maximum(1.0 - weighted[:, 1] * per_byte, 0.0)
+        solution, _ = nnls((weighted / scale)[:, [0, 2]], rest)
+        overhead, mean = float(solution[0] / scale[0]), float(solution[1] / scale[2])
+    per_flop = {}
+    for x in sorted({p.queries for p in points}):
+        largest = max((p for p in points if p.queries == x), key=lambda p: p.rows * p.context)
+        rest_s = seconds[largest.name] - overhead - per_byte * bytes_of[largest.name]
+        per_flop[x] = max(rest_s / flops_of[largest.name], mean / 100, 1e-18)
+    return overhead, per_byte, per_flop

@@ -1,0 +1,66 @@
+"""A fixed piece of work whose time says how fast the machine is at this moment.
+
+Shared machines change by tens of percent within minutes. The reference is timed with the profile and again beside every
+run that is compared with it; the ratio is the **drift**, reported beside every error and used where asked for.
+"""
+
+import csv
+import statistics
+from pathlib import Path
+
+import torch
+
+from calibration.bench import Bench, Part, pinned, row_of
+from calibration.timing import HostClock, Work
+from herald_pipeline.errors import ProfileError
+
+NAME = "reference"
+_SIZE = 384
+_ROWS = 128
+
+
+def reference_work(device: torch.device | str = "cpu") -> Work:
+    """Products of ``[128, 384] x [384, 384]`` over 48 matrices: compute, and more bytes than the inner caches hold."""
+    x = torch.ones(_ROWS, _SIZE, device=device)
+    weights = [torch.ones(_SIZE, _SIZE, device=device) / _SIZE for _ in range(48)]
+
+    def run() -> None:
+        y = x
+        for weight in weights:
+            y = y @ weight
+
+    return run
+
+
+def reference_part(bench: Bench) -> Part:
+    """The reference's time as a part without quantities."""
+    work = reference_work(bench.device)
+    timing = bench.time({NAME: work})[NAME]
+    return Part(NAME, [], [row_of(timing, case=NAME)])
+
+
+def reference_seconds(device: torch.device | str, cores: tuple[int, ...], samples: int = 15) -> float:
+    """Median time of the reference now, on ``cores``; disturbed samples are not refused, they are the question."""
+    work = reference_work(device)
+    clock = HostClock()
+    with pinned(cores), torch.inference_mode():
+        work()
+        return statistics.median(clock.seconds(work, 1) for _ in range(samples))
+
+
+def read_reference(raw: Path) -> float | None:
+    """The reference's time when the profile was measured; ``None`` where its raw tables are not there.
+
+    Raises
+    ------
+    ProfileError
+        The table is there and cannot be read.
+    """
+    file = raw / f"{NAME}.csv"
+    if not file.is_file():
+        return None
+    try:
+        with file.open(encoding="utf-8", newline="") as lines:
+            return float(next(csv.DictReader(lines))["seconds"])
+    except (StopIteration, KeyError, ValueError) as problem:
+        raise ProfileError(f"{file} has no time of the reference ({problem}); measure the machine again") from None
