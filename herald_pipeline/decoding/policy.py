@@ -11,6 +11,10 @@ from herald_pipeline.decoding.caches import CacheRule, CacheState, ForwardPlan
 from herald_pipeline.decoding.schedulers import BlockState, Scheduler
 from herald_pipeline.errors import ConfigError
 
+MASKED_DIFFUSION_THRESHOLD = 0.9
+"""Confidence threshold of Fast-dLLM and DSB on LLaDA and Dream."""
+DREAM_DELIMITER_THRESHOLD = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class DecodingPolicy:
@@ -80,6 +84,58 @@ def make_policy(
         message = f"steps must be >= 1, got {steps}"
         raise ConfigError(message)
     return DecodingPolicy(decoder, scheduler, cache, rule, blocks, cached, steps)
+
+
+def model_policy(
+    decoder: str,
+    scheduler: str,
+    cache: str,
+    *,
+    shifted_logits: bool,
+    threshold: float | None = None,
+    block: int = 32,
+    s_max: int | None = None,
+    prefix_window: int | None = None,
+    steps: int = 32,
+) -> DecodingPolicy:
+    """Policy for a bidirectional model, with what the papers set by model where nothing is given.
+
+    Parameters
+    ----------
+    shifted_logits
+        True for Dream: AdaBlock's delimiter threshold is then 0.5 instead of 0.3, and p_min 4 instead of 24.
+    threshold
+        Of a decoder that has one; 0.9 for ``confidence`` (masked-diffusion models), else the decoder's own default.
+    block
+        B of ``fixed`` and ``adablock``, S_init of the sliding schedulers.
+    s_max, prefix_window
+        For the schedulers and caches that have them; refused elsewhere.
+    """
+    blocks = schedulers.REGISTRY.parameters(scheduler)
+    decoder_params: dict[str, Any] = {}
+    if threshold is not None:
+        decoder_params["threshold"] = threshold
+    elif decoder == "confidence":
+        decoder_params["threshold"] = MASKED_DIFFUSION_THRESHOLD
+    scheduler_params: dict[str, Any] = {("s_init" if "s_init" in blocks else "block"): block}
+    if "delimiter_threshold" in blocks and shifted_logits:
+        scheduler_params["delimiter_threshold"] = DREAM_DELIMITER_THRESHOLD
+    if s_max is not None:
+        scheduler_params["s_max"] = s_max
+    cache_params: dict[str, Any] = {}
+    if prefix_window is not None:
+        cache_params["prefix_window"] = prefix_window
+    elif cache == "dsb" and shifted_logits:
+        cache_params["prefix_window"] = caches.DREAM_PREFIX_WINDOW
+    return make_policy(
+        decoder,
+        scheduler,
+        cache,
+        steps=steps,
+        decoder_params=decoder_params,
+        scheduler_params=scheduler_params,
+        cache_params=cache_params,
+    )
 
 
 def combination_problem(decoder: str, scheduler: str, cache: str, *, bidirectional: bool) -> str | None:

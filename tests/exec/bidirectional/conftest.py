@@ -9,7 +9,7 @@ from herald_pipeline import catalogue
 
 SMALL = {
     "num_layers": 3,
-    "hidden_size": 48,
+    "hidden_size": 64,
     "num_heads": 4,
     "head_dim": 16,
     "intermediate_size": 80,
@@ -25,7 +25,7 @@ def small_model(family, seed=3):
     name, kv_heads = FAMILIES[family]
     model = random_model(replace(catalogue.get(name), **SMALL, num_kv_heads=kv_heads), seed=seed)
     # Random heads give flat distributions; a scale puts confidences on both sides of a threshold of 0.5.
-    model.weights.head.mul_(2.5)
+    model.weights.head.mul_(4.0)
     return model
 
 

@@ -1,0 +1,204 @@
+"""Decoder x scheduler x cache over a set of prompts, one tidy row for each combination and prompt."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from herald_exec.bidirectional.batch import make_batch
+from herald_exec.bidirectional.loop import Decoded, decode
+from herald_exec.bidirectional.prompts import Item, is_correct
+from herald_exec.checkpoints.tokenizer import TextTokenizer
+from herald_exec.models.base import BlockModel
+from herald_pipeline.decoding.policy import DecodingPolicy, combination_problem, model_policy
+from herald_pipeline.decoding.sampling import Sampler
+from herald_pipeline.decoding.statistics import summarise
+from herald_pipeline.decoding.views import VARIES, VIEWS, Combination, views_of
+
+REFERENCE = Combination("top1", "fixed", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What all combinations of a bench share.
+
+    ``block`` is B and S_init; ``s_max``, ``prefix_window`` and ``threshold`` as in
+    :func:`herald_pipeline.decoding.policy.model_policy`.
+    """
+
+    response_length: int = 256
+    batch_size: int = 1
+    block: int = 32
+    steps: int = 32
+    threshold: float | None = None
+    s_max: int | None = None
+    prefix_window: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    match: str = "exact"
+    check: bool = False
+    diagnose: bool = False
+
+    def policy(self, combination: Combination, *, shifted_logits: bool) -> DecodingPolicy:
+        """The combination's policy; settings that a choice does not have are left out of it."""
+        decoder, scheduler, cache = combination
+        return model_policy(
+            decoder,
+            scheduler,
+            cache,
+            shifted_logits=shifted_logits,
+            threshold=self.threshold if decoder.startswith("confidence") else None,
+            block=self.block,
+            s_max=self.s_max if scheduler == "dsb-greedy" else None,
+            prefix_window=self.prefix_window if cache.startswith("dsb") else None,
+            steps=self.steps,
+        )
+
+
+def _row_seconds(decoded: Decoded) -> np.ndarray[Any, Any]:
+    """Each row's share of the wall time: a round's seconds are divided among the rows that took part."""
+    live = np.stack([record.live.cpu().numpy() for record in decoded.records])
+    shares = np.asarray(decoded.seconds)[:, None] * live / live.sum(axis=1, keepdims=True)
+    return np.asarray(shares.sum(axis=0))
+
+
+def _one_row(decoded: Decoded, row: int) -> dict[str, Any]:
+    one = slice(row, row + 1)
+    records = [
+        replace(
+            record, **{name: value[one] for name in record.__slots__ if (value := getattr(record, name)) is not None}
+        )
+        for record in decoded.records
+        if bool(record.live[row])
+    ]
+    statistics = summarise(records, eos_position=decoded.eos_position[one], prompt=decoded.batch.prompt[one])
+    return {**statistics, "commits_per_round": statistics["commits_per_round"][0]}
+
+
+def run_combination(
+    model: BlockModel,
+    items: Sequence[Item],
+    combination: Combination,
+    settings: Settings,
+    *,
+    tokenizer: TextTokenizer | None = None,
+) -> list[dict[str, Any]]:
+    """Rows of one combination, one a prompt, in order; ``response`` holds the delivered tokens."""
+    policy = settings.policy(combination, shifted_logits=model.shape.shifted_logits)
+    sampler = Sampler(settings.temperature, settings.top_p, model.shape.mask_token_id)
+    rows: list[dict[str, Any]] = []
+    for first in range(0, len(items), settings.batch_size):
+        part = items[first : first + settings.batch_size]
+        seeds = [settings.seed + first + i for i in range(len(part))]
+        prompts = [item.prompt for item in part]
+        batch = make_batch(model.shape, prompts, settings.response_length, seeds=seeds, device=model.device)
+        decoded = decode(
+            model,
+            batch,
+            policy,
+            sampler,
+            check=settings.check,
+            diagnose=settings.diagnose,
+            threshold=settings.threshold or 0.9,
+        )
+        seconds = _row_seconds(decoded)
+        for row, item in enumerate(part):
+            response = decoded.response(row)
+            rows.append(
+                {
+                    **combination._asdict(),
+                    "prompt": first + row,
+                    "prompt_tokens": len(item.prompt),
+                    "seconds": float(seconds[row]),
+                    "correct": is_correct(item, response, tokenizer, settings.match, model.shape.eos_token_ids),
+                    "response": response,
+                    **_one_row(decoded, row),
+                }
+            )
+    return rows
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def summarise_rows(
+    combination: Combination, rows: Sequence[dict[str, Any]], reference: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """One combination over all its prompts: sums of forwards and positions, ratios of sums, accuracy where known."""
+    total = {
+        name: sum(row[name] for row in rows)
+        for name in (
+            "nfe",
+            "tokens",
+            "delivered_tokens",
+            "refreshes",
+            "active_positions",
+            "window_positions",
+            "refresh_positions",
+            "forwarded_positions",
+            "reused_positions",
+            "seconds",
+        )
+    }
+    same = [row["response"] == other["response"] for row, other in zip(rows, reference, strict=True)]
+    return {
+        **combination._asdict(),
+        "views": views_of(combination),
+        "prompts": len(rows),
+        **total,
+        "tokens_per_forward": total["tokens"] / total["nfe"],
+        "delivered_tokens_per_forward": total["delivered_tokens"] / total["nfe"],
+        "seconds_per_forward": total["seconds"] / total["nfe"],
+        "throughput_tok_s": total["delivered_tokens"] / total["seconds"],
+        "mean_active_length": sum(row["mean_active_length"] * row["nfe"] for row in rows) / total["nfe"],
+        "late_ratio": _mean(row["late_ratio"] for row in rows),
+        "late_ratio_before_eos": _mean(row["late_ratio_before_eos"] for row in rows),
+        "premature_ratio": _mean(row["premature_ratio"] for row in rows),
+        "premature_ratio_before_eos": _mean(row["premature_ratio_before_eos"] for row in rows),
+        "accuracy": _mean(None if row["correct"] is None else float(row["correct"]) for row in rows),
+        "same_as_reference": _mean(float(s) for s in same),
+    }
+
+
+def bench(
+    model: BlockModel,
+    items: Sequence[Item],
+    combinations: Sequence[Combination],
+    settings: Settings,
+    *,
+    tokenizer: TextTokenizer | None = None,
+) -> dict[str, Any]:
+    """Run every combination that makes sense, the Top-1 reference always.
+
+    Returns
+    -------
+    dict
+        ``combinations`` (one row each), ``rows`` (one for each combination and prompt), ``skipped`` (with the reason),
+        ``views``: for each group in which one axis varies, what varies and which combinations were run.
+    """
+    wanted = list(dict.fromkeys([REFERENCE, *combinations]))
+    problems = {c: combination_problem(*c, bidirectional=True) for c in wanted}
+    skipped = [{**c._asdict(), "reason": problem} for c, problem in problems.items() if problem is not None]
+    wanted = [c for c in wanted if problems[c] is None]
+    for combination in wanted:
+        # A setting that one combination refuses is found before the others have run for an hour.
+        settings.policy(combination, shifted_logits=model.shape.shifted_logits)
+    runs: dict[Combination, list[dict[str, Any]]] = {}
+    # Warm up on one prompt, so that first-call costs fall on nobody.
+    run_combination(model, items[:1], REFERENCE, replace(settings, response_length=min(4, settings.response_length)))
+    for combination in wanted:
+        runs[combination] = run_combination(model, items, combination, settings, tokenizer=tokenizer)
+    summaries = [summarise_rows(combination, rows, runs[REFERENCE]) for combination, rows in runs.items()]
+    return {
+        "combinations": summaries,
+        "rows": [row for rows in runs.values() for row in rows],
+        "skipped": skipped,
+        "views": {
+            name: {"varies": VARIES[name], "combinations": [list(c) for c in group if c in runs]}
+            for name, group in VIEWS.items()
+        },
+    }
