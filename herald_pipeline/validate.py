@@ -22,6 +22,9 @@ Cell = tuple[str, int, str, int, int]
 SCRIPTS: tuple[tuple[int, ...], ...] = ((3, 3), (1, 1), (2, 1), (1, 4), (4, 2))
 """Steps until complete of the two rows, block by block."""
 _BLOCKS = 4
+_REQUESTS = 3
+_ENDS_EARLY = (1, 1)
+"""Request and block with which its answer ends by EOS, so that what was retrieved for it is not used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +96,14 @@ def shrink(pipeline: Pipeline) -> Pipeline:
 
 
 def issue(pipeline: Pipeline, script: Sequence[int], policy: BatchPolicy) -> list[Launch]:
-    """All launches of two requests whose blocks take ``script`` steps (row by row, rotated each block)."""
-    requests = [Request(index, 2 * pipeline.settings.block_length, _BLOCKS) for index in range(2)]
+    """All launches of three requests in two slots whose blocks take ``script`` steps (rotated each block)."""
+    requests = [Request(index, 2 * pipeline.settings.block_length, _BLOCKS) for index in range(_REQUESTS)]
     program = Program(pipeline, requests, slots=2, policy=policy)
     launches: list[Launch] = []
     generator = program.launches()
     feedback: Feedback | None = None
     steps: dict[int, tuple[int, int]] = {}
+    stopped: set[int] = set()
     try:
         while True:
             item = generator.send(feedback)
@@ -108,9 +112,24 @@ def issue(pipeline: Pipeline, script: Sequence[int], policy: BatchPolicy) -> lis
                 continue
             launches.append(item)
             if item.stage.decides:
-                feedback = Feedback(masked=_still_masked(item, script, steps))
+                stopped |= _stopping(item, program)
+                feedback = Feedback(_still_masked(item, script, steps), frozenset(stopped))
+            elif item.block < 0:
+                stopped -= {slot for group in item.groups for slot in group.slots}
     except StopIteration:
         return launches
+
+
+def _stopping(launch: Launch, program: Program) -> set[int]:
+    """Slots whose answer ends with the block that this launch completes."""
+    request, block = _ENDS_EARLY
+    return {
+        slot
+        for group in launch.groups
+        if group.mode.completes
+        for slot, at in zip(group.slots, group.blocks, strict=True)
+        if at == block and program.admission.running[slot].id == request
+    }
 
 
 def _still_masked(launch: Launch, script: Sequence[int], steps: dict[int, tuple[int, int]]) -> frozenset[int]:
@@ -126,10 +145,15 @@ def _still_masked(launch: Launch, script: Sequence[int], steps: dict[int, tuple[
 
 
 def hazards(pipeline: Pipeline, launches: Sequence[Launch]) -> Iterator[Hazard]:
-    """Unordered conflicting accesses among ``launches``."""
+    """Unordered conflicting accesses among ``launches``.
+
+    Two requests that use a slot one after the other have different lengths, so their regions overlap whatever they are
+    called: between them, every access of a pool's layer counts.
+    """
     ancestors = _ancestors(launches)
     pools = {pool.name: pool for pool in pipeline.pools}
     touched: dict[Cell, list[tuple[int, bool]]] = {}
+    tenants = _Tenants(launches, ancestors)
     counts: dict[str, int] = {}
     for index, launch in enumerate(launches):
         turn = counts.get(launch.stage.name, 0)
@@ -137,11 +161,43 @@ def hazards(pipeline: Pipeline, launches: Sequence[Launch]) -> Iterator[Hazard]:
         reads, writes = _cells(launch, pools, turn)
         for cell in reads | writes:
             touched.setdefault(cell, []).append((index, cell in writes))
+            yield from tenants.enter(index, cell, cell in writes)
     for cell, uses in touched.items():
         for position, (later, later_writes) in enumerate(uses):
             for earlier, earlier_writes in uses[:position]:
                 if (later_writes or earlier_writes) and not ancestors[later] >> earlier & 1:
                     yield Hazard(_label(launches[earlier]), _label(launches[later]), cell)
+
+
+class _Tenants:
+    """Accesses of a slot by the request that it holds, to find those that overlap the next request's."""
+
+    def __init__(self, launches: Sequence[Launch], ancestors: Sequence[int]) -> None:
+        self._launches, self._ancestors = launches, ancestors
+        self._current: dict[tuple[str, int, int, int], list[tuple[int, bool]]] = {}
+        self._before: dict[tuple[str, int, int, int], list[tuple[int, bool]]] = {}
+        self._entered: dict[int, int] = {}
+
+    def enter(self, index: int, cell: Cell, writes: bool) -> Iterator[Hazard]:
+        """Note an access; hazards with accesses of the slot's last request."""
+        pool, buffer, _, layer, slot = cell
+        if slot < 0:
+            return
+        launch = self._launches[index]
+        if launch.block < 0 and launch.stage.stream == "main" and launch.layer in (0, None):
+            self._move_in(slot, index)
+        place = (pool, buffer, layer, slot)
+        for earlier, earlier_writes in self._before.get(place, ()):
+            if (writes or earlier_writes) and not self._ancestors[index] >> earlier & 1:
+                yield Hazard(_label(self._launches[earlier]), _label(launch), cell)
+        self._current.setdefault(place, []).append((index, writes))
+
+    def _move_in(self, slot: int, index: int) -> None:
+        if self._entered.get(slot) == index:
+            return
+        self._entered[slot] = index
+        for place in [place for place in self._current if place[3] == slot]:
+            self._before[place] = self._current.pop(place)
 
 
 def _label(launch: Launch) -> str:

@@ -26,6 +26,14 @@ def transfer_edges(parts: Parts) -> tuple[Edge, ...]:
     )
 
 
+def reuse_edges() -> tuple[Edge, ...]:
+    """Order between a slot's last request and the next one: what it left under way still uses the slot's pools."""
+    return (
+        Edge("append", "prefill", block_offset=1, first_only=True, why="the last block has left the device"),
+        Edge("upload", "prefill", block_offset=1, first_only=True, why="a retrieval may outlive an answer that ended"),
+    )
+
+
 def offload_pools(parts: Parts, queries: int, sparse_buffers: int) -> tuple[Pool, ...]:
     """Pools of every method that keeps the full KV in host memory and selects there."""
     clean = parts.block_buffer("clean", Home.HBM, "a completed block's KV on its way to the host")
@@ -59,6 +67,7 @@ def build(parts: Parts) -> tuple[Template, tuple[Pool, ...]]:
             Edge("denoise", "draft_down", why="the draft group's KV has been computed"),
             Edge("draft_down", first, first_only=True, why="selection reads the draft"),
             *transfer_edges(parts),
+            *reuse_edges(),
             Edge("denoise", "append", why="the clean KV has been computed"),
             Edge("upload", "swap", why="the idle pool is complete"),
         ),

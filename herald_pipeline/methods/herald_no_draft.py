@@ -12,6 +12,7 @@ from herald_pipeline.methods.herald import (
 from herald_pipeline.methods.herald import (
     PREFILL_WRITES,
     offload_pools,
+    reuse_edges,
     transfer_edges,
 )
 from herald_pipeline.parts import DOWNLOAD, GATHER, MAIN, RETRIEVAL, UPLOAD, Parts
@@ -38,6 +39,7 @@ def build(parts: Parts) -> tuple[Template, tuple[Pool, ...]]:
             Edge("append", first, block_offset=1, first_only=True, why="selection reads the last block"),
             Edge("swap", first, block_offset=1, first_only=True, why="the buffers of the last pass are free"),
             *transfer_edges(parts),
+            *reuse_edges(),
             Edge("denoise", "append", why="the clean KV has been computed"),
             Edge("upload", "swap", why="the idle pool is complete"),
         ),

@@ -88,6 +88,8 @@ class Program:
         self.admission = Admission(requests, slots=slots, block_length=self._block_length, kv_tokens=kv_tokens)
         self._wiring = Wiring(pipeline.template)
         self._rows: dict[int, Row] = {}
+        self._left: dict[int, Cohort] = {}
+        """The last cohort of each freed slot: its copies may still be under way when another request moves in."""
         self._next_id = 0
 
     def launches(self) -> Generator[Launch | Idle, Feedback | None, None]:
@@ -134,13 +136,15 @@ class Program:
                     ended = done if row_by_row else cohort.slots
                     yield from self._sections(self._template.tail, cohort, ended, feedback.stopped)
                     origins.update(dict.fromkeys(ended, cohort))
-                    starting += self._going_on(ended, feedback.stopped)
+                    starting += self._going_on(ended, feedback.stopped, cohort)
             cohorts = [cohort for cohort in cohorts if cohort.running]
 
     def _admit(self, slots: list[int]) -> Cohort:
         for slot in slots:
             self._rows[slot] = Row.admitted(self.admission.running[slot], self.pipeline.settings)
-        return Cohort(-1, tuple(slots), frozenset(slots), self._rows, self._block_length)
+        left = dict.fromkeys(self._left.pop(slot) for slot in slots if slot in self._left)
+        previous = tuple(cohort.issued for cohort in left)
+        return Cohort(-1, tuple(slots), frozenset(slots), self._rows, self._block_length, previous)
 
     def _begin(self, slots: list[int], origins: dict[int, Cohort]) -> Cohort:
         template = self._template
@@ -153,13 +157,14 @@ class Program:
             origins=tuple(dict.fromkeys([origins.pop(slot) for slot in slots])),
         )
 
-    def _going_on(self, ended: Sequence[int], stopped: frozenset[int]) -> list[int]:
+    def _going_on(self, ended: Sequence[int], stopped: frozenset[int], cohort: Cohort) -> list[int]:
         """Slots of ``ended`` that have another block; the others are freed."""
         going_on = []
         for slot in ended:
             if self._rows[slot].is_last_block or slot in stopped:
                 del self._rows[slot]
                 self.admission.finish(slot)
+                self._left[slot] = cohort
             else:
                 going_on.append(slot)
         return going_on
