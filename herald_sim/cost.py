@@ -5,12 +5,13 @@ engine reaches; CPU selection takes the *sum* of its pass over the KV and its wo
 from fewer queries is gradual down to one query (HERALD, Fig. 8). Floats end here: what leaves is whole nanoseconds.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from herald_pipeline.hardware import Profile, Quantity, known
 from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.scheduling.program import Launch
-from herald_pipeline.stages import LaunchShape, Layout, Op, OpKind, Stage, Work
+from herald_pipeline.stages import LaunchShape, Layout, Op, OpKind, Repeat, Stage, Work
 
 # 1 TFLOP/s is 1000 FLOP/ns; 1 GB/s is 1 byte/ns.
 _FLOP_NS_PER_TFLOP_S = 1000.0
@@ -175,7 +176,7 @@ class CostModel:
         segments: list[tuple[float, int]] = []
         if self._stage_ns and work:
             phases.append(Flow(round(self._stage_ns), ()))
-        for repeat in work:
+        for repeat in _expanded(work):
             layer_ns, kernels = 0.0, 0
             kinds: set[OpKind] = set()
             for op in repeat.ops:
@@ -304,6 +305,13 @@ def _layer_classes(stage: Stage, shape: LaunchShape) -> dict[int | None, int]:
     """Layers of ``stage`` -> a number that layers of equal work share."""
     numbers: dict[Work, int] = {}
     return {layer: numbers.setdefault(stage.work(shape, layer), len(numbers)) for layer in stage.layers}
+
+
+def _expanded(work: Work) -> Iterator[Repeat]:
+    """``work`` with layers that move bytes written out one by one: their phases alternate."""
+    for repeat in work:
+        moves = repeat.count > 1 and any(op.kind is OpKind.COPY or op.kind in _CPU_KINDS for op in repeat.ops)
+        yield from (Repeat(1, repeat.ops),) * repeat.count if moves else (repeat,)
 
 
 def _close(phases: list[Phase], segments: list[tuple[float, int]]) -> None:

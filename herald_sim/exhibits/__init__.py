@@ -1,0 +1,1 @@
+"""The papers' exhibits, recomputed, with the published values beside ours."""
