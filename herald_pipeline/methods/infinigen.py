@@ -1,4 +1,4 @@
-"""InfiniGen, adapted to blocks: a proxy on the GPU picks entries in step 0, and they are fetched row by row, once a block.
+"""InfiniGen, adapted to blocks: a proxy on the GPU picks entries in step 0, fetched row by row, once a block.
 
 The proxy scores partial keys that stay on the device; the other steps of the block reuse the selection.
 """
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from herald_pipeline.methods.base import Axes, Method
 from herald_pipeline.parts import DOWNLOAD, FULL_PREFIX, MAIN, UPLOAD, Parts
-from herald_pipeline.pools import Access, Buffer, Home, Pool, Region, RequestSize
+from herald_pipeline.pools import Access, Home, Pool, Region, RequestSize
 from herald_pipeline.settings import Settings
 from herald_pipeline.stages import Edge, LaunchShape, LayerLink, Layout, Section, Stage, Template, Work, once
 
