@@ -1,0 +1,142 @@
+"""Fit the engine's efficiencies to the HERALD paper's printed results, with the simulator itself as the model.
+
+    python -m calibration.fit_published                      # all targets of the set `fit`
+    python -m calibration.fit_published --only llada2-mini   # held-out: the other model's rows are predicted
+    python -m calibration.fit_published --write               # put the values into the profile's [fitted] table
+
+Least squares on log(predicted / published), each weighted by its spread. Bounds keep shares within 0 and 1. What comes
+out is reproduction of what went in; the held-out table is the honest part.
+"""
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from herald_pipeline import hardware_io
+from herald_pipeline.hardware import Profile, known
+from herald_sim.exhibits.targets import FIT, HARDWARE, Target, targets
+
+FREE: dict[str, tuple[float, float]] = {
+    "layer_overhead_us": (5.0, 400.0),
+    "gemm_efficiency": (0.4, 0.9),
+    "grouped_gemm_efficiency": (0.05, 0.9),
+    "routed_token_share": (0.005, 1.0),
+    "attention_efficiency": (0.3, 1.0),
+    "sampler_passes": (1.0, 60.0),
+    "streamed_copy_efficiency": (0.1, 1.0),
+    "scattered_copy_efficiency": (0.01, 1.0),
+    "select_dram_efficiency": (0.1, 1.0),
+    "select_flops_efficiency": (0.1, 1.0),
+    "retrieval_kernels_per_layer": (2.0, 200.0),
+}
+"""Engine quantities that are fitted, with bounds. Weight reading and usable memory are set by hand."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Values found, their relative standard deviations, and the relative error of every target."""
+
+    values: dict[str, float]
+    spreads: dict[str, float]
+    errors: dict[str, float]
+    fitted: tuple[str, ...]
+
+    def summary(self) -> str:
+        """Mean and worst error of the targets fitted and of those held out."""
+        inside = [abs(error) for key, error in self.errors.items() if key in self.fitted]
+        outside = [abs(error) for key, error in self.errors.items() if key not in self.fitted]
+        text = f"fitted {len(inside)}: mean {100 * np.mean(inside):.1f}%, worst {100 * max(inside):.1f}%"
+        if outside:
+            text += f"; held out {len(outside)}: mean {100 * np.mean(outside):.1f}%, worst {100 * max(outside):.1f}%"
+        return text
+
+
+def profile_with(values: dict[str, float]) -> Profile:
+    """The paper's profile with engine quantities replaced."""
+    return hardware_io.resolve(HARDWARE, None, [f"engine.{name}={value!r}" for name, value in values.items()])
+
+
+def fit(chosen: Sequence[Target], free: Sequence[str], *, report: Callable[[str], None] = print) -> Fit:
+    """Least-squares fit of ``free`` quantities to ``chosen`` targets; all targets of the fit set are evaluated."""
+    engine = profile_with({}).engine
+    start = {name: known(getattr(engine, name)).peak for name in free}
+    low, high = (np.log([FREE[name][side] for name in free]) for side in (0, 1))
+    x0 = np.clip(np.log([start[name] for name in free]), low + 1e-6, high - 1e-6)
+
+    def residuals(x: np.ndarray) -> np.ndarray:
+        profile = profile_with(dict(zip(free, np.exp(x).tolist(), strict=True)))
+        found = np.array([np.log(t.predict(profile) / t.published) / t.spread for t in chosen])
+        report(f"chi2 {float(found @ found):.2f}")
+        return found
+
+    # Steps of 3%: kernel counts are whole numbers, smaller ones would not move them.
+    solved = least_squares(
+        residuals,
+        x0,
+        bounds=(low, high),
+        diff_step=0.03 / np.maximum(np.abs(x0), 1.0),
+        xtol=1e-3,
+        ftol=1e-3,
+        max_nfev=12,
+    )
+    values = dict(zip(free, np.exp(solved.x).tolist(), strict=True))
+    covariance = np.linalg.pinv(solved.jac.T @ solved.jac)
+    spreads = dict(zip(free, np.sqrt(np.diag(covariance)).tolist(), strict=True))
+    profile = profile_with(values)
+    errors = {t.key: t.predict(profile) / t.published - 1 for t in targets() if t.set == FIT}
+    return Fit(values, spreads, errors, tuple(t.key for t in chosen))
+
+
+def write(fit_: Fit, path: Path) -> None:
+    """Put values and spreads into the profile's ``[fitted]`` table; everything else stays as it is."""
+    text = path.read_text(encoding="utf-8")
+    for name, value in fit_.values.items():
+        head = f'[fitted."engines.sglang-paper.{name}"]\n'
+        at = text.index(head) + len(head)
+        end = text.find("\n[", at)
+        body = text[at : end if end >= 0 else len(text)]
+        body = re.sub(r"^value = .*$", f"value = {value:.4g}", body, flags=re.MULTILINE)
+        spread = f"spread = {fit_.spreads[name]:.2g}"
+        body = (
+            re.sub(r"^spread = .*$", spread, body, flags=re.MULTILINE)
+            if "spread =" in body
+            else body.replace("pinned_by", f"{spread}\npinned_by", 1)
+        )
+        text = text[:at] + body + (text[end:] if end >= 0 else "")
+    path.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help="fit targets of this model (llada2-mini) or context (32768) only")
+    parser.add_argument("--without", help="leave out targets whose key begins with this text")
+    parser.add_argument("--write", action="store_true", help="write the values into the profile")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    chosen = [t for t in targets() if t.set == FIT]
+    if options.only:
+        chosen = [t for t in chosen if options.only in (t.model, str(t.context))]
+    if options.without:
+        chosen = [t for t in chosen if not t.key.startswith(options.without)]
+    found = fit(chosen, list(FREE), report=(lambda _: None) if options.json else print)
+    if options.json:
+        print(json.dumps({"values": found.values, "spreads": found.spreads, "errors": found.errors}))
+    else:
+        for name, value in found.values.items():
+            print(f"{name:32s} {value:10.4g} +- {100 * found.spreads[name]:.0f}%")
+        for key, error in found.errors.items():
+            print(f"{key:55s} {100 * error:+6.1f}%" + ("" if key in found.fitted else "  held out"))
+        print(found.summary())
+    if options.write:
+        write(found, hardware_io.profile_dir() / f"{HARDWARE}.toml")
+
+
+if __name__ == "__main__":
+    main()
