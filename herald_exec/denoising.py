@@ -59,6 +59,9 @@ def accept(session: Session, rows: Sequence[Row], hidden: Tensor) -> Outcome:
         if row.mode.completes:
             count, ended = state.deliver(row, session.eos)
             delivered += count
+            if session.on_block is not None:
+                tokens = state.answers[row.request.id]
+                ended = session.on_block(row.request.id, tokens[len(tokens) - count :]) or ended
             if ended:
                 session.stopped.add(row.slot)
     return Outcome(still, frozenset(session.stopped), delivered)

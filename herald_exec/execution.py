@@ -14,8 +14,8 @@ from herald_exec.policy import PlannedPolicy, Policy
 from herald_exec.pools import TORCH_DTYPES, Pools
 from herald_exec.requests import DecodeRequest, RowState, request_problems
 from herald_exec.runner import BeforeStage, Execution
-from herald_exec.session import Session
-from herald_exec.streams import ThreadStreams, split_cores
+from herald_exec.session import OnBlock, Session, bind
+from herald_exec.streams import Streams, ThreadStreams, split_cores
 from herald_pipeline import capacity
 from herald_pipeline.decoding.sampling import Sampler
 from herald_pipeline.errors import ConfigError, RunError, raise_problems
@@ -52,6 +52,8 @@ class Options:
         Fill prompts' KV with seeded random numbers instead of computing it.
     ignore_eos
         Go on behind an EOS: speed runs.
+    on_block
+        Told of every completed block while the run goes on: streaming and stop words.
     """
 
     batch: int = 1
@@ -65,6 +67,7 @@ class Options:
     ignore_eos: bool = False
     seed: int = 0
     before_stage: BeforeStage | None = None
+    on_block: OnBlock | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,7 @@ def decode(
         ``partial`` is the result so far, and every pool has been freed.
     """
     _check(pipeline, model, requests)
+    bind(pipeline)
     block = pipeline.settings.block_length
     policy = policy or PlannedPolicy(
         FixedSteps(min(20, block), block), Sampler(mask_token_id=model.shape.mask_token_id)
@@ -128,27 +132,26 @@ def decode(
     ]
     size = capacity.request_size(pipeline, max(fitting, default=block))
     session = _session(pipeline, model, size, policy, options)
-    streams = ThreadStreams(
-        [stream.name for stream in pipeline.template.streams],
-        split_cores([stream.name for stream in pipeline.template.streams]) if options.pin_cores else None,
-    )
+    streams: Streams | None = None
     checksums: dict[str, float] = {}
-    execution = Execution(
-        program,
-        session,
-        {request.id: request for request in requests},
-        streams,
-        recorder,
-        before_stage=options.before_stage,
-    )
+    held = session.pools.num_bytes
     try:
         with _own_error(recorder, program, pipeline, options), torch.inference_mode():
-            execution.run()
+            names = [stream.name for stream in pipeline.template.streams]
+            streams = ThreadStreams(names, split_cores(names) if options.pin_cores else None)
+            Execution(
+                program,
+                session,
+                {request.id: request for request in requests},
+                streams,
+                recorder,
+                before_stage=options.before_stage,
+            ).run()
             streams.close()
             checksums = session.pools.checksums() if options.check else {}
     finally:
-        streams.close()
-        held = session.pools.num_bytes
+        if streams is not None:
+            streams.close()
         session.pools.close()
     result = _result(recorder, program, pipeline, options, pool_bytes=held)
     state = session.state
@@ -177,7 +180,18 @@ def _session(pipeline: Pipeline, model: BlockModel, size: RequestSize, policy: P
     pools = Pools(pipeline, options.batch, size, model.device, queries=queries, check=options.check)
     state = RowState(options.batch, size.tokens, settings.block_length, model.device)
     eos = () if options.ignore_eos else model.shape.eos_token_ids
-    return Session(pipeline, model, pools, state, policy, eos, options.threads, options.synthetic_kv, options.seed)
+    return Session(
+        pipeline,
+        model,
+        pools,
+        state,
+        policy,
+        eos,
+        options.threads,
+        options.synthetic_kv,
+        options.seed,
+        options.on_block,
+    )
 
 
 def _check(pipeline: Pipeline, model: BlockModel, requests: Sequence[DecodeRequest]) -> None:
@@ -193,6 +207,11 @@ def _check(pipeline: Pipeline, model: BlockModel, requests: Sequence[DecodeReque
     for name in ("kv_dtype", "dram_kv_dtype"):
         if getattr(settings, name) not in TORCH_DTYPES:
             problems.append(f"{name} {getattr(settings, name)} is simulated only; use one of {', '.join(TORCH_DTYPES)}")
+    if any(pool.name == "sparse" and not pool.layers for pool in pipeline.pools):
+        problems.append(
+            f"exact_layers must be < {model.shape.num_layers}, the model's layers, got {settings.exact_layers}: "
+            "no layer is left to select for; use method dense"
+        )
     device_dtype = TORCH_DTYPES.get(settings.kv_dtype)
     if device_dtype is not None and device_dtype is not model.kv_dtype:
         problems.append(

@@ -2,15 +2,14 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from herald_exec.checkpoints.chat import Message
 from herald_exec.checkpoints.tokenizer import TextStream, TextTokenizer
-from herald_exec.decoding import DecodeSettings, Session, start_session
+from herald_exec.decoding import DecodeSettings, Piece, decode_prompts
 from herald_exec.models.base import BlockModel
 from herald_exec.stop_words import StopWords
-from herald_pipeline.errors import ConfigError, check_number, raise_problems
 
 EndReason = Literal["end_token", "length", "stop_word"]
 OnText = Callable[[int, str], None]
@@ -40,8 +39,8 @@ class Answer:
     """One prompt's answer.
 
     ``tokens`` counts what was decoded up to its end (stop word included, end token not); ``forwards`` is the number of
-    forwards (NFE) that the row took part in after prefill; ``seconds`` runs from the batch's start to this answer's
-    end, prefill included.
+    forwards (NFE) that the row took part in after prefill; ``seconds`` runs from the start of the run to this
+    answer's end, prefill included.
     """
 
     index: int
@@ -64,20 +63,37 @@ class Answer:
         return {name: getattr(self, name) for name in names} | {"tokens_per_forward": self.tokens_per_forward}
 
 
-@dataclass(slots=True)
 class _Row:
     """Text of one answer as it grows."""
 
-    index: int
-    stream: TextStream
-    stop: StopWords
-    parts: list[str] = field(default_factory=list)
+    def __init__(self, index: int, tokenizer: TextTokenizer, stop: Sequence[str], on_text: OnText | None) -> None:
+        self.parts: list[str] = []
+        self.ended_by: EndReason = "length"
+        self.ended_at = 0.0
+        self._index = index
+        self._stream = TextStream(tokenizer)
+        self._stop = StopWords(stop)
+        self._on_text = on_text
 
-    def show(self, text: str, on_text: OnText | None) -> None:
+    def push(self, piece: Piece) -> bool:
+        """Take a piece; whether a stop word ended the answer."""
+        self._show(self._stop.push(self._stream.push(piece.tokens)))
+        if piece.finished is not None:
+            self._show(self._stop.push(self._stream.finish()))
+            self._show(self._stop.finish())
+            self.ended_by = piece.finished
+        stopped = self._stop.found is not None
+        if stopped:
+            self.ended_by = "stop_word"
+        if stopped or piece.finished is not None:
+            self.ended_at = time.perf_counter()
+        return stopped
+
+    def _show(self, text: str) -> None:
         if text:
             self.parts.append(text)
-            if on_text is not None:
-                on_text(self.index, text)
+            if self._on_text is not None:
+                self._on_text(self._index, text)
 
 
 def use_chat_template(tokenizer: TextTokenizer, name: str, wanted: bool | None) -> bool:
@@ -102,60 +118,28 @@ def generate(
 ) -> list[Answer]:
     """Answers to encoded prompts, in order.
 
-    Rows of a batch do not change each other's text; ``batch_size`` only says how many run together.
+    Prompts do not change each other's text; ``batch_size`` only says how many run together.
 
     Raises
     ------
     ConfigError
         A prompt does not fit the model (all such prompts are named), or a setting is refused.
     """
-    raise_problems([check_number(batch_size, "batch", minimum=1, integer=True)])
-    if not prompts:
-        message = "no prompts; give at least one"
-        raise ConfigError(message)
-    answers: list[Answer] = []
-    for first in range(0, len(prompts), batch_size):
-        batch = prompts[first : first + batch_size]
-        rows = [_Row(first + i, TextStream(tokenizer), StopWords(stop)) for i in range(len(batch))]
-        started = time.perf_counter()
-        session = start_session(model, batch, settings)
-        answers += _drive(session, rows, started, on_text)
-    return answers
-
-
-def _drive(session: Session, rows: list[_Row], started: float, on_text: OnText | None) -> list[Answer]:
-    """Run a session to its end."""
-    answers: dict[int, Answer] = {}
-    while session.running:
-        for piece in session.step():
-            row = rows[piece.row]
-            row.show(row.stop.push(row.stream.push(piece.tokens)), on_text)
-            reason: EndReason | None = None
-            if row.stop.found is not None:
-                session.stop(piece.row)
-                reason = "stop_word"
-            elif piece.finished is not None:
-                row.show(row.stop.push(row.stream.finish()), on_text)
-                reason = "stop_word" if row.stop.found is not None else _plain(piece.finished)
-                row.show(row.stop.finish(), on_text)
-            if reason is not None:
-                answers[piece.row] = _answer(session, piece.row, row, reason, time.perf_counter() - started)
-    return [answers[index] for index in range(len(rows))]
-
-
-def _plain(finished: str) -> EndReason:
-    return "end_token" if finished == "end_token" else "length"
-
-
-def _answer(session: Session, number: int, row: _Row, reason: EndReason, seconds: float) -> Answer:
-    counts = session.statistics[number]
-    return Answer(
-        index=row.index,
-        text="".join(row.parts),
-        ended_by=reason,
-        prompt_tokens=counts.prompt_tokens,
-        tokens=counts.tokens,
-        forwards=counts.forwards,
-        blocks=counts.blocks,
-        seconds=seconds,
+    rows = [_Row(index, tokenizer, stop, on_text) for index in range(len(prompts))]
+    started = time.perf_counter()
+    counts = decode_prompts(
+        model, prompts, settings, lambda piece: rows[piece.prompt].push(piece), batch_size=batch_size
     )
+    return [
+        Answer(
+            index=index,
+            text="".join(row.parts),
+            ended_by=row.ended_by,
+            prompt_tokens=count.prompt_tokens,
+            tokens=count.tokens,
+            forwards=count.forwards,
+            blocks=count.blocks,
+            seconds=row.ended_at - started,
+        )
+        for index, (row, count) in enumerate(zip(rows, counts, strict=True))
+    ]

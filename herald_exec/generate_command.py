@@ -19,6 +19,7 @@ from herald_exec.checkpoints.memory import require_memory, resolve_device, resol
 from herald_exec.checkpoints.tokenizer import TextTokenizer, load_tokenizer
 from herald_exec.decoding import DecodeSettings
 from herald_exec.generate import Answer, OnText, Prompt, generate, use_chat_template
+from herald_pipeline import methods
 from herald_pipeline.decoding import acceptance, schedulers
 from herald_pipeline.decoding.policy import make_policy
 from herald_pipeline.errors import ConfigError
@@ -91,6 +92,8 @@ def decode_settings(
     temperature: float = 0.0,
     top_p: float = 1.0,
     seed: int = 0,
+    method: str = "dense",
+    budget: float | None = None,
 ) -> DecodeSettings:
     """Settings with the model's own block length and the usual threshold where none is given."""
     bidirectional = shape.attention is Attention.BIDIRECTIONAL
@@ -109,7 +112,15 @@ def decode_settings(
         decoder_params=decoder_params,
         scheduler_params=size,
     )
-    return DecodeSettings(policy, max_new_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    return DecodeSettings(
+        policy,
+        max_new_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        method=method,
+        method_settings={} if budget is None else {"budget": budget},
+    )
 
 
 def summary(answers: Sequence[Answer], seconds: float) -> dict[str, float]:
@@ -173,6 +184,10 @@ def generate_command(
     prompt: Annotated[list[str] | None, typer.Argument(help="Prompts, one argument each.")] = None,
     prompts: Annotated[Path | None, typer.Option(help="File: .jsonl, or text as one prompt; - is stdin.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Longest answer in tokens.")] = 256,
+    method: Annotated[
+        str, typer.Option(help=f"Method of block-causal models: {', '.join(methods.names())}.")
+    ] = "dense",
+    budget: Annotated[float | None, typer.Option(help="Share of the prefix that a method selects.")] = None,
     block: Annotated[int | None, typer.Option(help="Block length B; the checkpoint's own by default.")] = None,
     decoder: Annotated[str, typer.Option(help=f"Acceptance rule: {', '.join(acceptance.names())}.")] = "confidence",
     threshold: Annotated[float | None, typer.Option(help="Confidence to accept a token.")] = None,
@@ -211,6 +226,8 @@ def generate_command(
         temperature=temperature,
         top_p=top_p,
         seed=seed,
+        method=method,
+        budget=budget,
     )
     encoded = _encode(checkpoint, tokenizer, asked, chat, system)
     require_memory(checkpoint, target, wanted)

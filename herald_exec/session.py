@@ -68,6 +68,13 @@ class Task:
             raise PipelineError(f"{self.where}: {what} is not among the accesses that the stage declares")
 
 
+OnBlock = Callable[[int, list[int]], bool]
+"""Told of a request's completed block, in the main stream's thread: request id and the answer's new tokens.
+
+Returns whether the answer ends with it (a stop word was found).
+"""
+
+
 @dataclass(slots=True)
 class Session:
     """Model, pools and rows of a run. ``passes`` holds what a layer-by-layer pass carries, one entry a stream.
@@ -85,6 +92,7 @@ class Session:
     threads: int | None = None
     synthetic: bool = False
     seed: int = 0
+    on_block: OnBlock | None = None
     passes: dict[str, Any] = field(default_factory=dict)
     stopped: set[int] = field(default_factory=set)
 

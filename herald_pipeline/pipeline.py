@@ -32,8 +32,14 @@ class Pipeline:
 
 
 def build(model: ModelShape, method: Method | str, **settings: Any) -> Pipeline:
-    """Describe ``method`` for ``model``; ``settings`` override the method's defaults by name."""
+    """Describe ``method`` for ``model``; ``settings`` override the method's defaults by name.
+
+    A method that selects with all of a block's queries does so whatever the block's length.
+    """
     chosen = methods.get(method) if isinstance(method, str) else method
-    resolved = chosen.defaults.replace(**settings)
+    default = chosen.defaults
+    if default.queries == default.block_length and "queries" not in settings:
+        settings["queries"] = settings.get("block_length", default.block_length)
+    resolved = default.replace(**settings)
     template, pools = chosen.build(Parts(model, resolved))
     return Pipeline(model, chosen, resolved, template, pools)

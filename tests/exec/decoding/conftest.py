@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from herald_exec.decoding import decode_prompts
 from herald_exec.models import random_model, tiny
 from herald_pipeline import catalogue
 from herald_pipeline.model import Attention
@@ -54,17 +55,19 @@ def full_model(request):
 
 @pytest.fixture
 def run():
-    """Drive a session to its end; the rows' tokens and why each ended."""
+    """Decode; the answers' tokens, why each ended, and its counts. ``stop_at``: end that prompt at its first piece."""
 
-    def drive(session):
-        tokens = [[] for _ in session.statistics]
-        reasons = [None for _ in session.statistics]
-        while session.running:
-            for piece in session.step():
-                assert reasons[piece.row] is None, "a finished row wrote on"
-                tokens[piece.row] += piece.tokens
-                reasons[piece.row] = piece.finished
-        return tokens, reasons
+    def drive(model, prompts, settings, *, batch_size=8, stop_at=None):
+        tokens = [[] for _ in prompts]
+        reasons = [None for _ in prompts]
+
+        def take(piece):
+            assert reasons[piece.prompt] is None, "a finished answer went on"
+            tokens[piece.prompt] += piece.tokens
+            reasons[piece.prompt] = piece.finished
+            return piece.prompt == stop_at
+
+        return tokens, reasons, decode_prompts(model, prompts, settings, take, batch_size=batch_size)
 
     return drive
 

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from herald_exec.decoding import DecodeSettings, start_session
+from herald_exec.decoding import DecodeSettings
 from herald_exec.models import forward
 from herald_pipeline.decoding.policy import make_policy
+from herald_pipeline.errors import ConfigError
 
 THRESHOLD = 0.9
 
@@ -48,17 +49,18 @@ def reference(model, prompt, max_new, block=8):
     return tokens[len(prompt) :], rounds
 
 
-def answers(model, prompts, policy, run, max_new=20, ends=()):
-    session = start_session(model, prompts, DecodeSettings(policy, max_new_tokens=max_new, end_token_ids=ends))
-    return run(session)[0], session
+def answers(model, prompts, policy, run, max_new=20, ends=(), **options):
+    settings = DecodeSettings(policy, max_new_tokens=max_new, end_token_ids=ends)
+    tokens, _, counts = run(model, prompts, settings, **options)
+    return tokens, counts
 
 
 def test_without_cache_ragged_rows_decode_as_the_reference_does(full_model, prompts, run):
-    tokens, session = answers(full_model, prompts, make(), run)
+    tokens, counts = answers(full_model, prompts, make(), run)
     for row, prompt in enumerate(prompts):
         expected, rounds = reference(full_model, prompt, 20)
         assert tokens[row] == expected
-        assert session.statistics[row].forwards == rounds
+        assert counts[row].forwards == rounds
 
 
 def test_dsb_without_cache_follows_algorithm_one(full_model, prompts, run):
@@ -103,12 +105,30 @@ def test_every_cache_and_scheduler_fills_every_answer(full_model, prompts, run, 
 def test_an_answer_stops_at_its_first_end_token_and_is_the_same_up_to_there(full_model, prompts, run):
     free, _ = answers(full_model, prompts, make(), run)
     end = free[0][9]
-    cut, session = answers(full_model, prompts, make(), run, ends=(end,))
+    cut, counts = answers(full_model, prompts, make(), run, ends=(end,))
     for row, tokens in enumerate(free):
         assert cut[row] == (tokens[: tokens.index(end)] if end in tokens else tokens)
-    assert session.statistics[0].forwards < reference(full_model, prompts[0], 20)[1]
+    assert counts[0].forwards < reference(full_model, prompts[0], 20)[1]
 
 
 def test_dkv_greedy_with_a_random_order_fills_every_answer(full_model, prompts, run):
     tokens, _ = answers(full_model, prompts, make("fixed", "dkv-greedy", decoder="random"), run)
     assert [len(row) for row in tokens] == [20] * len(prompts)
+
+
+def test_batches_of_any_size_give_the_same_answers(full_model, prompts, run):
+    policy = make("dsb-const", "dsb", s_init=6)
+    assert answers(full_model, prompts, policy, run, batch_size=3) == answers(full_model, prompts, policy, run)
+
+
+def test_a_stopped_row_leaves_the_others_as_they_were(full_model, prompts, run):
+    free, _ = answers(full_model, prompts, make(), run)
+    tokens, counts = answers(full_model, prompts, make(), run, stop_at=2)
+    assert tokens[:2] + tokens[3:] == free[:2] + free[3:]
+    assert len(tokens[2]) < 20
+    assert counts[2].forwards < counts[3].forwards
+
+
+def test_offloading_methods_are_for_block_causal_models(full_model, run):
+    with pytest.raises(ConfigError, match="no method but 'dense', with a cache; got 'herald'"):
+        run(full_model, [[5]], DecodeSettings(make(), method="herald"))

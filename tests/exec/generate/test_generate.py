@@ -138,6 +138,17 @@ def test_the_command_prints_one_json_object(make_folder, invoke, tmp_path):
     assert "tokens/forward" in result.stderr
 
 
+@pytest.mark.parametrize("method", ["herald", "mage-cpu-representative"])
+@pytest.mark.parametrize("family", ["sdar", "llada2"])
+def test_methods_of_block_causal_models_are_options(make_folder, invoke, method, family):
+    """At full budget every method selects everything: its text is Dense's."""
+    folder = make_folder(family)
+    common = ("--model", folder, *PROMPTS, "--max-tokens", 24, "--json")
+    dense = json.loads(invoke(*common).stdout)
+    other = json.loads(invoke(*common, "--method", method, "--budget", 1.0).stdout)
+    assert [row["text"] for row in other["rows"]] == [row["text"] for row in dense["rows"]]
+
+
 def test_schedulers_and_caches_of_bidirectional_models_are_options(make_folder, invoke):
     folder = make_folder("dream")
     options = ("--scheduler", "dsb-greedy", "--cache", "dsb", "--block", 8, "--max-tokens", 16, "--json")
@@ -150,6 +161,8 @@ def test_schedulers_and_caches_of_bidirectional_models_are_options(make_folder, 
     [
         (("--scheduler", "dsb-const"), "needs a bidirectional model"),
         (("--decoder", "confidance"), "did you mean 'confidence'"),
+        (("--method", "harald"), "did you mean 'herald'"),
+        (("--budget", "-1"), "budget must be >= 0"),
         (("--device", "cuda:99"), "torch sees"),
         (("--device", "tpu"), "unknown device 'tpu'"),
         (("--dtype", "int4"), "unknown dtype 'int4'"),
