@@ -207,7 +207,7 @@ def prompts(lengths, new_tokens, seed=0, vocab=512):
 
 @pytest.fixture(scope="session")
 def model():
-    return tiny(block_length=BLOCK)
+    return tiny(block_length=BLOCK, eos_token_ids=())
 
 
 @pytest.fixture(scope="session")

@@ -102,7 +102,7 @@ def test_exact_layers_may_attend_on_the_gpu(kit, model):
     assert answers[0] == answers[1]
 
 
-@pytest.mark.parametrize("exact", [0, 1, 4])
+@pytest.mark.parametrize("exact", [0, 1, 3])
 def test_any_number_of_exact_layers(kit, model, exact):
     ours, slow = compare(kit, model, "herald", kit.prompts([50], 24), ((3, 1, 2),), exact_layers=exact)
     assert ours == slow
@@ -127,7 +127,9 @@ def test_tokens_do_not_depend_on_the_number_of_kernel_threads(kit, model):
 def test_moe_layers_run_in_every_part_of_a_step(kit):
     from herald_pipeline.model import MoeShape
 
-    moe = MoeShape(8, 2, 32, num_shared_experts=1, num_groups=2, groups_per_token=1, first_dense_layers=1, gate="sigmoid")
+    moe = MoeShape(
+        8, 2, 32, num_shared_experts=1, num_groups=2, groups_per_token=1, first_dense_layers=1, gate="sigmoid"
+    )
     model = tiny(block_length=kit.BLOCK, moe=moe, rotary_fraction=0.5)
     ours, slow = compare(kit, model, "herald", kit.prompts([50, 9], 24), ((3, 1, 2), (2,)))
     assert ours == slow
