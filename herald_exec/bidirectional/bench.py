@@ -73,8 +73,10 @@ def _one_row(decoded: Decoded, row: int) -> dict[str, Any]:
         for record in decoded.records
         if bool(record.live[row])
     ]
+    prompt = int(decoded.batch.prompt[row])
+    commits = [[p - prompt for p in rounds[row]] for rounds in decoded.commits if rounds[row]]
     statistics = summarise(records, eos_position=decoded.eos_position[one], prompt=decoded.batch.prompt[one])
-    return {**statistics, "commits_per_round": statistics["commits_per_round"][0]}
+    return {**statistics, "commits_per_round": statistics["commits_per_round"][0], "commits": commits}
 
 
 def run_combination(
@@ -85,7 +87,11 @@ def run_combination(
     *,
     tokenizer: TextTokenizer | None = None,
 ) -> list[dict[str, Any]]:
-    """Rows of one combination, one a prompt, in order; ``response`` holds the delivered tokens."""
+    """Rows of one combination, one a prompt, in order.
+
+    ``response`` holds the delivered tokens, ``commits`` the positions of each round, counted from the response's start:
+    what ``herald_sim.decoding_cost`` replays.
+    """
     policy = settings.policy(combination, shifted_logits=model.shape.shifted_logits)
     sampler = Sampler(settings.temperature, settings.top_p, model.shape.mask_token_id)
     rows: list[dict[str, Any]] = []

@@ -19,7 +19,8 @@ class RoundRecord:
     """One round of a batch; every field is ``[rows]``.
 
     ``live``: the row took part. ``s``, ``e``, ``U``: the block in which the round committed, and U before it.
-    ``first_mask``: leftmost mask before the commits. ``committed``; ``active``, ``window``, ``refresh`` (their sum is
+    ``first_mask``: leftmost mask before the commits. ``candidates``: masks of the block, where the LM head runs.
+    ``committed``; ``active``, ``window``, ``refresh`` (their sum is
     what was forwarded) and ``reused``: positions. ``refreshed``: the forward computed everything.
     ``late_at``, ``premature_at``: leftmost position that was late or premature, -1 where none was; None if not
     diagnosed.
@@ -30,6 +31,7 @@ class RoundRecord:
     e: Array
     U: Array
     first_mask: Array
+    candidates: Array
     committed: Array
     active: Array
     window: Array
@@ -67,6 +69,7 @@ def record_round(
         e=opened.e,
         U=opened.U,
         first_mask=first_true(masked & plan.valid, opened.end),
+        candidates=count(masked & plan.valid & opened.active(masked)),
         committed=count(accepted),
         active=count(active),
         window=count(window),

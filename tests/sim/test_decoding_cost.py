@@ -1,0 +1,124 @@
+"""Recorded commits replayed through schedules and caches, and what they cost."""
+
+import json
+
+import pytest
+
+from herald_pipeline import catalogue, hardware_io
+from herald_pipeline.decoding import caches, schedulers
+from herald_pipeline.errors import ConfigError
+from herald_sim.decoding_cost import DecodingCost, Recording, read_recordings, replay, simulate_decoding
+
+MODEL = catalogue.get("llada-8b")
+PROFILE = hardware_io.resolve("h100-sxm-80g_xeon-8481c")
+
+
+def four_a_round(prompt=1000, response=256):
+    return Recording(prompt, tuple(tuple(range(i, i + 4)) for i in range(0, response, 4)), scheduler="fixed")
+
+
+def simulate(cache, scheduler="fixed", recordings=None, model=MODEL, **cache_params):
+    return simulate_decoding(
+        model, PROFILE, recordings or [four_a_round()], schedulers.get(scheduler), caches.get(cache, **cache_params)
+    )
+
+
+def test_rounds_and_positions_follow_the_rule_by_hand():
+    # 256 tokens, four a round: 64 rounds; Dual refreshes at each of 8 blocks: 8 x 1256 + 56 x 32 positions.
+    found = simulate("dual")
+    assert (found["nfe"], found["refreshes"]) == (64, 8)
+    assert found["forwarded_positions"] == 8 * 1256 + 56 * 32
+    assert found["reused_positions"] == 56 * (1256 - 32)
+    assert found["tokens"] == 256
+
+
+def test_a_window_over_everything_costs_what_no_cache_costs():
+    wide = simulate("dsb", prefix_window=10**6, suffix_window=10**6)
+    assert wide["decode_s"] == simulate("none")["decode_s"]
+
+
+def test_caches_that_compute_less_cost_less():
+    none, prefix, dual = (simulate(cache)["decode_s"] for cache in ("none", "prefix", "dual"))
+    assert dual <= prefix < none
+
+
+def test_a_refresh_costs_what_a_round_without_a_cache_costs():
+    none, dual = simulate("none"), simulate("dual")
+    assert dual["full_forward_ms"] == pytest.approx(none["full_forward_ms"], rel=1e-2)
+    assert dual["short_step_ms"] < dual["full_forward_ms"] / 2
+    assert none["short_step_ms"] is None
+
+
+def test_two_equal_requests_share_a_forwards_weights():
+    # Weights are read once for both: less than twice the time of one, and more than once.
+    one, two = simulate("dual"), simulate("dual", recordings=[four_a_round()] * 2)
+    assert two["forwarded_positions"] == 2 * one["forwarded_positions"]
+    assert one["decode_s"] < two["decode_s"] < 2 * one["decode_s"]
+
+
+def test_dream_computes_the_position_before_the_block_too():
+    # From the second round of a block on, its first position is committed: only the block itself is computed. A block
+    # whose first position stays masked longer needs the one before it.
+    late_first = Recording(8, ((1, 2, 3), (0,)))
+    blocks, dual = schedulers.get("fixed", block=4), caches.get("dual")
+    plain, shifted = (replay([late_first], blocks, dual, shifted_logits=shift) for shift in (False, True))
+    assert int(shifted[1].window[0]) - int(plain[1].window[0]) == 1
+
+
+def test_time_grows_with_positions_keys_and_head():
+    cost = DecodingCost(MODEL, PROFILE)
+    base = cost.forward_ns(512, 1000, 512 * 1512, 32)
+    assert cost.forward_ns(2048, 1000, 2048 * 3048, 32) > base
+    assert cost.forward_ns(512, 500_000, 512 * 500_512, 32) > base
+    assert cost.forward_ns(512, 1000, 512 * 1512, 512) > base
+    assert cost.forward_ns(0, 1000, 0, 0) == 0
+
+
+def test_commits_outside_the_block_are_refused_with_the_round():
+    skipping = Recording(10, ((40,), tuple(range(40)), tuple(range(41, 64))), scheduler="dsb-greedy")
+    with pytest.raises(ConfigError, match=r"round 0 of recording 0 commits position 50, outside the block \[10, 42\)"):
+        replay([skipping], schedulers.get("fixed"), caches.get("none"))
+
+
+def test_adablock_cannot_be_replayed():
+    with pytest.raises(ConfigError, match="'adablock' cannot be replayed"):
+        replay([four_a_round()], schedulers.get("adablock"), caches.get("none"))
+
+
+def write(tmp_path, content):
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_recordings_are_read_from_a_bench_and_chosen_by_what_they_ran_under(tmp_path):
+    rows = [
+        {"prompt_tokens": 3, "commits": [[0, 1], [2]], "scheduler": "fixed", "cache": "none", "decoder": "confidence"},
+        {"prompt_tokens": 4, "commits": [[1], [0]], "scheduler": "dsb-const", "cache": "dsb", "decoder": "top1"},
+    ]
+    path = write(tmp_path, {"rows": rows})
+    assert [r.prompt_tokens for r in read_recordings(path)] == [3, 4]
+    assert read_recordings(path, scheduler="dsb-const")[0].commits == ((1,), (0,))
+    with pytest.raises(ConfigError, match=r"holds no recording under .*it holds confidence \+ fixed \+ none; top1"):
+        read_recordings(path, scheduler="adablock")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({}, 'must hold a list of rows, or an object with "rows"'),
+        ([{"commits": [[0]]}], 'row 0 must hold "prompt_tokens" and "commits"'),
+        ([{"prompt_tokens": 1, "commits": [[0], [0]]}], "every position of the response from 0 on exactly once"),
+        ([{"prompt_tokens": 1, "commits": []}], "exactly once"),
+        ([{"prompt_tokens": -1, "commits": [[0]]}], "prompt_tokens must be >= 0"),
+        ([{"prompt_tokens": 1, "commits": [0]}], "lists of positions, one list a round"),
+    ],
+)
+def test_a_file_that_is_no_recording_is_refused(tmp_path, content, message):
+    with pytest.raises(ConfigError, match=message):
+        read_recordings(write(tmp_path, content))
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="commits file"):
+        read_recordings(tmp_path / "none.json")
