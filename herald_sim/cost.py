@@ -18,6 +18,7 @@ _FLOP_NS_PER_TFLOP_S = 1000.0
 _NS_PER_US = 1000.0
 
 DRAM, H2D, D2H, DUPLEX = "dram", "h2d", "d2h", "duplex"
+RETRIEVAL_CORES = "retrieval cores"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,6 +116,8 @@ class CostModel:
         self._weight_rate = self._hbm * known(engine.weight_read_efficiency).peak
         self._layer_ns = known(engine.layer_overhead_us).peak * _NS_PER_US
         self._stage_ns = _optional(engine.stage_overhead_us) * _NS_PER_US
+        # Without a GPU, cores play it: some for the main stream, the others for retrieval and every copy.
+        self._emulated = machine.gpu.emulated
         self._kernels = max(1, round(known(engine.kernels_per_layer).peak))
         retrieval = engine.retrieval_kernels_per_layer
         self._retrieval_kernels = _optional(retrieval) or self._kernels
@@ -198,6 +201,8 @@ class CostModel:
             if layer_ns:
                 segments.append((layer_ns / kernels, kernels * repeat.count))
         _close(phases, segments)
+        if self._emulated and stage.stream != "main":
+            phases = [_on_retrieval_cores(phase) for phase in phases]
         return tuple(phases)
 
     def _layer_kernels(self, kinds: set[OpKind], small: bool) -> int:
@@ -312,6 +317,13 @@ def _expanded(work: Work) -> Iterator[Repeat]:
     for repeat in work:
         moves = repeat.count > 1 and any(op.kind is OpKind.COPY or op.kind in _CPU_KINDS for op in repeat.ops)
         yield from (Repeat(1, repeat.ops),) * repeat.count if moves else (repeat,)
+
+
+def _on_retrieval_cores(phase: Phase) -> Phase:
+    """The phase without a GPU and its copy engines: retrieval's kernels, selection and copies take turns."""
+    if isinstance(phase, Kernels):
+        return Flow(phase.total_ns, ((RETRIEVAL_CORES, 1.0),))
+    return Flow(phase.total_ns, (*phase.uses, (RETRIEVAL_CORES, 1.0))) if phase.uses else phase
 
 
 def _close(phases: list[Phase], segments: list[tuple[float, int]]) -> None:

@@ -91,7 +91,10 @@ def _room(pipeline: Pipeline, workload: Workload, memory: Memory, *, beyond_memo
             f"workload block length {workload.block_length} differs from the method's {pipeline.settings.block_length}"
         )
         raise ConfigError(message)
-    return capacity.kv_room_tokens(pipeline, workload.batch, memory, workload.largest_request_tokens)
+    # A request that fits not even alone is rejected; it does not decide what the others may have.
+    alone = capacity.largest_tokens(pipeline, 1, memory)
+    longest = max((size for size in sizes if size <= alone), default=max(sizes))
+    return capacity.kv_room_tokens(pipeline, workload.batch, memory, longest)
 
 
 def _other_memories() -> dict[str, Memory]:

@@ -129,7 +129,9 @@ def test_a_flow_stopped_by_one_rate_leaves_the_rest_of_another_to_others():
 
 @given(
     st.lists(
-        st.dictionaries(st.sampled_from(["dram", "h2d", "d2h"]), st.floats(0.01, 1.0), min_size=1), min_size=1, max_size=6
+        st.dictionaries(st.sampled_from(["dram", "h2d", "d2h"]), st.floats(0.01, 1.0), min_size=1),
+        min_size=1,
+        max_size=6,
     )
 )
 def test_no_rate_is_ever_exceeded_and_something_is_used_up_when_anything_is_slowed(demands):
