@@ -10,12 +10,16 @@ With ``--json`` a command prints exactly one JSON object on stdout; everything e
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from herald_pipeline.environment import check_environment
 from herald_pipeline.errors import HeraldError
+
+if TYPE_CHECKING:
+    from herald_sim.decoding_cost import DecodingChoice
+    from herald_sim.options import Options
 
 app = typer.Typer(
     name="herald-sim",
@@ -38,6 +42,13 @@ StepsText = Annotated[
 ]
 StepsFile = Annotated[Path | None, typer.Option("--steps-file", help="T by request (line) and block (column).")]
 Commits = Annotated[Path | None, typer.Option("--commits", help="Accepted tokens per step, recorded by a real run.")]
+Cache = Annotated[
+    str | None, typer.Option("--cache", help="Cache rule of a bidirectional model, with --commits of bench-decoding.")
+]
+Scheduler = Annotated[str | None, typer.Option("--scheduler", help="Block scheduler of a bidirectional model.")]
+Decoder = Annotated[str, typer.Option("--decoder", help="Which recordings to take, with --cache or --scheduler.")]
+SMax = Annotated[int | None, typer.Option("--s-max", help="Cap of a sliding block [default: the scheduler's].")]
+PrefixWindow = Annotated[int | None, typer.Option("--prefix-window", help="p_min of the dsb cache [24; 4 for Dream].")]
 Block = Annotated[int | None, typer.Option("--block", help="Block length B [default: the model's].")]
 BudgetShare = Annotated[float | None, typer.Option("--budget", help="Share of KV selected [default: the method's].")]
 KvDtype = Annotated[
@@ -81,6 +92,11 @@ def run(
     hbm_limit_gb: HbmLimit = None,
     host_limit_gb: HostLimit = None,
     link_limit_gb_s: LinkLimit = None,
+    cache: Cache = None,
+    scheduler: Scheduler = None,
+    decoder: Decoder = "confidence",
+    s_max: SMax = None,
+    prefix_window: PrefixWindow = None,
     trace_out: Annotated[Path | None, typer.Option("--trace-out", help="Chrome trace (.json or .json.gz).")] = None,
     check: Annotated[bool, typer.Option("--check", help="Run the invariants.")] = False,
     as_json: Json = False,
@@ -111,6 +127,12 @@ def run(
         host_limit_gb,
         link_limit_gb_s,
     )
+    if cache is not None or scheduler is not None:
+        from herald_sim.decoding_cost import DecodingChoice
+
+        choice = DecodingChoice(decoder, scheduler or "fixed", cache or "none", block or 32, s_max, prefix_window)
+        _run_decoding(options, choice, as_json)
+        return
     pipeline, profile = options.pipeline(), options.profile()
     workload = options.workload(pipeline.settings.block_length)
     _note(*profile.warnings)
@@ -126,6 +148,28 @@ def run(
         from herald_sim.text import result_text
 
         typer.echo(result_text(result))
+
+
+def _run_decoding(options: "Options", choice: "DecodingChoice", as_json: bool) -> None:
+    """``run`` with a scheduler or cache rule: a bidirectional model, from recorded commits."""
+    from herald_pipeline.errors import ConfigError
+    from herald_sim.decoding_cost import run_decoding
+
+    if options.method != "dense":
+        message = (
+            f"--cache and --scheduler go with --method dense, got {options.method!r}; leave them out for offloading"
+        )
+        raise ConfigError(message)
+    profile = options.profile()
+    _note(*profile.warnings)
+    result = run_decoding(
+        options.shape(), profile, choice, options.commits, batch=options.batch or 1, context=options.context
+    )
+    if as_json:
+        _print_json(result)
+        return
+    for name, value in result.items():
+        typer.echo(f"{name:22} {value:.6g}" if isinstance(value, float) else f"{name:22} {value}")
 
 
 @app.command()

@@ -8,9 +8,8 @@ as recorded: a cache that makes the model less sure takes more rounds in reality
     simulate_decoding(model, profile, read_recordings("bench.json"), blocks, cached)
 """
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,126 +19,17 @@ import numpy as np
 from herald_pipeline import hardware_io
 from herald_pipeline import pipeline as pipelines
 from herald_pipeline.decoding.caches import CacheRule
+from herald_pipeline.decoding.policy import DecodingPolicy, model_policy
 from herald_pipeline.decoding.schedulers import Scheduler
-from herald_pipeline.decoding.statistics import RoundRecord, record_round, summarise
-from herald_pipeline.errors import ConfigError
+from herald_pipeline.decoding.statistics import RoundRecord, summarise
+from herald_pipeline.errors import ConfigError, check_number, raise_problems
 from herald_pipeline.hardware import Profile
-from herald_pipeline.model import ModelShape
+from herald_pipeline.model import Attention, ModelShape
 from herald_pipeline.stages import LaunchShape, Repeat, Stage, Work
 from herald_pipeline.units import NS_PER_S
 from herald_pipeline.work import Forward
 from herald_sim.cost import CostModel, needs
-
-
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """Commits of one request: ``commits[round]`` are positions counted from the response's start.
-
-    ``decoder``, ``scheduler`` and ``cache`` say what it was recorded under, where that is known.
-    """
-
-    prompt_tokens: int
-    commits: tuple[tuple[int, ...], ...]
-    decoder: str = ""
-    scheduler: str = ""
-    cache: str = ""
-
-    @property
-    def response_tokens(self) -> int:
-        """All positions of the response; every one is committed once."""
-        return sum(len(positions) for positions in self.commits)
-
-
-def _recording(row: Any, where: str) -> Recording:
-    if not isinstance(row, dict) or not {"prompt_tokens", "commits"} <= set(row):
-        message = f'{where} must hold "prompt_tokens" and "commits" (lists of positions, one a round)'
-        raise ConfigError(message)
-    try:
-        commits = tuple(tuple(int(p) for p in positions) for positions in row["commits"])
-        prompt = int(row["prompt_tokens"])
-    except (TypeError, ValueError):
-        message = f"{where}: prompt_tokens must be a whole number, and commits lists of positions, one list a round"
-        raise ConfigError(message) from None
-    seen = sorted(p for positions in commits for p in positions)
-    if not seen or seen != list(range(len(seen))):
-        message = f"{where}: commits must name every position of the response from 0 on exactly once"
-        raise ConfigError(message)
-    if prompt < 0:
-        message = f"{where}: prompt_tokens must be >= 0, got {prompt}"
-        raise ConfigError(message)
-    names = {name: str(row.get(name, "")) for name in ("decoder", "scheduler", "cache")}
-    return Recording(prompt, commits, **names)
-
-
-def read_recordings(path: str | Path, **conditions: str) -> list[Recording]:
-    """Recordings from the JSON of ``herald-exec bench-decoding`` (its ``rows``), or from a plain list of such rows.
-
-    ``conditions`` keep those recorded under a ``decoder``, ``scheduler`` or ``cache``.
-    """
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        message = f"commits file {path}: {error}"
-        raise ConfigError(message) from None
-    rows = data.get("rows") if isinstance(data, dict) else data
-    if not isinstance(rows, list):
-        message = f'{path} must hold a list of rows, or an object with "rows"'
-        raise ConfigError(message)
-    found = [_recording(row, f"{path}, row {index}") for index, row in enumerate(rows)]
-    kept = [r for r in found if all(getattr(r, name) == wanted for name, wanted in conditions.items())]
-    if not kept:
-        choices = sorted({(r.decoder, r.scheduler, r.cache) for r in found})
-        listed = "; ".join(" + ".join(choice) for choice in choices) or "nothing"
-        message = f"{path} holds no recording under {conditions}; it holds {listed}"
-        raise ConfigError(message)
-    return kept
-
-
-def replay(
-    recordings: Sequence[Recording], blocks: Scheduler, cached: CacheRule, *, shifted_logits: bool = False
-) -> list[RoundRecord]:
-    """Rounds of all recordings in one batch, through ``blocks`` and ``cached``.
-
-    Raises
-    ------
-    ConfigError
-        A recorded commit lies outside the block of the scheduler: it was recorded under another one.
-    """
-    if blocks.needs_delimiters:
-        message = "a recording does not say where delimiters were, so scheduler 'adablock' cannot be replayed"
-        raise ConfigError(message)
-    prompt = np.asarray([r.prompt_tokens for r in recordings])
-    response = np.asarray([r.response_tokens for r in recordings])
-    place = np.arange(int((prompt + response).max()))[None, :]
-    masked = (place >= prompt[:, None]) & (place < (prompt + response)[:, None])
-    state = blocks.start(prompt, response)
-    cache = cached.start(state, masked)
-    records = []
-    for number in range(max(len(r.commits) for r in recordings)):
-        accepted = np.zeros_like(masked)
-        for row, recording in enumerate(recordings):
-            positions = recording.commits[number] if number < len(recording.commits) else ()
-            accepted[row, [recording.prompt_tokens + p for p in positions]] = True
-        _check_inside(accepted & ~state.active(masked), number, recordings, state)
-        plan = cached.plan(cache, state, masked, upcoming=accepted, predecessor=shifted_logits)
-        records.append(record_round(plan, state, masked, accepted))
-        after = blocks.advance(state, masked, accepted)
-        cache = cached.observe(cache, plan, state, after, accepted, blocks)
-        state, masked = after, masked & ~accepted
-    return records
-
-
-def _check_inside(outside: Any, number: int, recordings: Sequence[Recording], state: Any) -> None:
-    if not outside.any():
-        return
-    row, position = (int(index) for index in np.argwhere(outside)[0])
-    under = recordings[row].scheduler or "another scheduler"
-    message = (
-        f"round {number} of recording {row} commits position {position}, outside the block "
-        f"[{int(state.s[row])}, {int(state.e[row])}): it was recorded under {under!r} with other settings; "
-        "record again with the scheduler to be simulated"
-    )
-    raise ConfigError(message)
+from herald_sim.recordings import Recording, read_recordings, replay
 
 
 @dataclass
@@ -246,5 +136,104 @@ def simulate_decoding(
         "full_forward_ms": mean_ms(full),
         "short_step_ms": mean_ms(~full),
         "extrapolated": list(cost.extrapolated),
+        "provenance": "simulated",
+    }
+
+
+_SUMS = (
+    *("nfe", "forwards", "tokens", "refreshes", "forwarded_positions", "active_positions"),
+    *("window_positions", "refresh_positions", "reused_positions", "decode_s"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingChoice:
+    """Decoder, scheduler and cache rule of a run, with their parameters; None: the model's own."""
+
+    decoder: str = "confidence"
+    scheduler: str = "fixed"
+    cache: str = "none"
+    block: int = 32
+    s_max: int | None = None
+    prefix_window: int | None = None
+
+    def policy(self, model: ModelShape) -> DecodingPolicy:
+        """The policy, refused where it does not go with the model."""
+        return model_policy(
+            self.decoder,
+            self.scheduler,
+            self.cache,
+            shifted_logits=model.shifted_logits,
+            bidirectional=model.attention is Attention.BIDIRECTIONAL,
+            block=self.block,
+            s_max=self.s_max,
+            prefix_window=self.prefix_window,
+        )
+
+
+def run_decoding(
+    model: ModelShape,
+    profile: Profile,
+    choice: DecodingChoice,
+    commits: Path | None,
+    *,
+    batch: int = 1,
+    context: int | None = None,
+) -> dict[str, Any]:
+    """``herald-sim run`` of a bidirectional model: recordings of the same decoder and scheduler, ``batch`` at a time.
+
+    Recordings made with the same cache are taken where there are any, else those made without one (``recorded_cache``
+    says which). ``context`` replaces the recorded prompts' lengths.
+
+    Raises
+    ------
+    ConfigError
+        The choices do not go with the model or with each other, or there is no recording of them.
+    """
+    policy = choice.policy(model)
+    raise_problems([check_number(batch, "--batch", minimum=1, integer=True)])
+    if context is not None:
+        raise_problems([check_number(context, "--context", minimum=1, integer=True)])
+    if commits is None:
+        message = (
+            "--scheduler and --cache need --commits: the JSON that herald-exec bench-decoding prints, because what a "
+            "schedule and a cache cost follows from which positions were committed when"
+        )
+        raise ConfigError(message)
+    recordings = read_recordings(commits, decoder=choice.decoder, scheduler=choice.scheduler)
+    same = [r for r in recordings if r.cache == choice.cache]
+    kept = same or [r for r in recordings if r.cache in ("none", "")]
+    if not kept:
+        message = f"{commits} holds recordings under other caches only; record cache {choice.cache!r} or 'none'"
+        raise ConfigError(message)
+    if context is not None:
+        kept = [replace(r, prompt_tokens=context) for r in kept]
+    parts = [
+        simulate_decoding(model, profile, kept[first : first + batch], policy.blocks, policy.cached)
+        for first in range(0, len(kept), batch)
+    ]
+    total = {name: sum(part[name] for part in parts) for name in _SUMS}
+
+    def mean(name: str) -> float | None:
+        known = [part[name] for part in parts if part[name] is not None]
+        return float(np.mean(known)) if known else None
+
+    return {
+        "model": model.name,
+        "hardware": profile.name,
+        "engine": profile.engine.name,
+        "method": "dense",
+        "decoder": choice.decoder,
+        "scheduler": choice.scheduler,
+        "cache": choice.cache,
+        "recorded_cache": choice.cache if same else "none",
+        "requests": len(kept),
+        "batch": min(batch, len(kept)),
+        **total,
+        "tokens_per_forward": total["tokens"] / total["nfe"],
+        "throughput_tok_s": total["tokens"] / total["decode_s"],
+        "full_forward_ms": mean("full_forward_ms"),
+        "short_step_ms": mean("short_step_ms"),
+        "extrapolated": sorted({name for part in parts for name in part["extrapolated"]}),
         "provenance": "simulated",
     }

@@ -8,7 +8,7 @@ from typing import Any
 from herald_pipeline import catalogue, hardware_io, methods
 from herald_pipeline import pipeline as pipelines
 from herald_pipeline.capacity import Memory
-from herald_pipeline.errors import ConfigError, did_you_mean
+from herald_pipeline.errors import ConfigError, check_number, did_you_mean, raise_problems
 from herald_pipeline.hardware import LinkKind, Profile
 from herald_pipeline.model import ModelShape
 from herald_pipeline.pipeline import Pipeline
@@ -67,6 +67,7 @@ class Options:
         """Machine and engine, with the overrides given."""
         overrides = [text for text in self.sets if not text.startswith(SETTINGS_PREFIX)]
         if self.link_limit_gb_s is not None:
+            raise_problems([check_number(self.link_limit_gb_s, "link_limit_gb_s", above=0)])
             profile = hardware_io.resolve(self.hardware, self.engine, overrides)
             link = profile.machine.link
             for name in ("h2d_gb_s", "d2h_gb_s"):

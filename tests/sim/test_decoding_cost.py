@@ -7,7 +7,8 @@ import pytest
 from herald_pipeline import catalogue, hardware_io
 from herald_pipeline.decoding import caches, schedulers
 from herald_pipeline.errors import ConfigError
-from herald_sim.decoding_cost import DecodingCost, Recording, read_recordings, replay, simulate_decoding
+from herald_sim.decoding_cost import DecodingChoice, DecodingCost, run_decoding, simulate_decoding
+from herald_sim.recordings import Recording, read_recordings, replay
 
 MODEL = catalogue.get("llada-8b")
 PROFILE = hardware_io.resolve("h100-sxm-80g_xeon-8481c")
@@ -122,3 +123,40 @@ def test_a_file_that_is_no_recording_is_refused(tmp_path, content, message):
 def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="commits file"):
         read_recordings(tmp_path / "none.json")
+
+
+@pytest.fixture
+def bench(tmp_path):
+    commits = [list(range(i, i + 4)) for i in range(0, 64, 4)]
+    row = {"decoder": "confidence", "scheduler": "fixed", "commits": commits}
+    return write(tmp_path, [{**row, "prompt_tokens": n, "cache": c} for n in (100, 200) for c in ("none", "dual")])
+
+
+def test_a_run_takes_recordings_of_its_own_cache_and_else_those_without_one(bench):
+    def recorded(cache):
+        return run_decoding(MODEL, PROFILE, DecodingChoice(cache=cache), bench)["recorded_cache"]
+
+    assert [recorded("none"), recorded("dual"), recorded("prefix")] == ["none", "dual", "none"]
+
+
+def test_a_run_adds_up_its_requests_and_context_replaces_their_prompts(bench):
+    found = run_decoding(MODEL, PROFILE, DecodingChoice(), bench)
+    assert (found["requests"], found["batch"], found["tokens"]) == (2, 1, 128)
+    assert found["forwarded_positions"] == 16 * (164 + 264)
+    at_4k = run_decoding(MODEL, PROFILE, DecodingChoice(), bench, context=4096)
+    assert at_4k["forwarded_positions"] == 2 * 16 * (4096 + 64)
+
+
+def test_requests_decoded_together_take_less_time_than_one_after_another(bench):
+    alone, together = (run_decoding(MODEL, PROFILE, DecodingChoice(), bench, batch=n) for n in (1, 2))
+    assert together["nfe"] == alone["nfe"]
+    assert together["decode_s"] < alone["decode_s"]
+
+
+def test_a_run_without_recordings_or_on_a_block_causal_model_is_refused(bench):
+    with pytest.raises(ConfigError, match="need --commits: the JSON that herald-exec bench-decoding prints"):
+        run_decoding(MODEL, PROFILE, DecodingChoice(), None)
+    with pytest.raises(ConfigError, match=r"(?s)cache 'dual' needs a bidirectional model.*what goes together"):
+        run_decoding(catalogue.get("llada2-mini"), PROFILE, DecodingChoice(cache="dual"), bench)
+    with pytest.raises(ConfigError, match=r"holds no recording under .*dsb-greedy"):
+        run_decoding(MODEL, PROFILE, DecodingChoice(scheduler="dsb-greedy"), bench)

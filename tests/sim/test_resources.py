@@ -36,7 +36,7 @@ def kernel_by_kernel(large, small, small_at):
     now, ends = 0.0, {}
     while big or little:
         arrived = now >= small_at
-        if little and arrived and (now > 0 or not big) or (little and not big):
+        if (little and arrived and (now > 0 or not big)) or (little and not big):
             now = max(now, small_at) + little.pop(0)
             if not little:
                 ends["small"] = now
