@@ -5,7 +5,7 @@ import torch
 
 from herald_exec.bidirectional import Loop, decode, make_batch
 from herald_exec.bidirectional.kv import VersionedKV
-from herald_exec.models import tiny
+from herald_exec.models import random_model, tiny
 from herald_pipeline.decoding import caches
 from herald_pipeline.decoding.policy import combination_problem, make_policy
 from herald_pipeline.decoding.sampling import Sampler
@@ -198,3 +198,27 @@ def test_a_block_causal_model_is_refused():
 def test_prompts_that_cannot_be_decoded_are_refused(llada, prompts, length, message):
     with pytest.raises(ConfigError, match=message):
         make_batch(llada.shape, prompts, length)
+
+
+@pytest.mark.parametrize("cache", ["dsb-released", "dsb-released-dream", "dual-fast-dllm-dream"])
+def test_released_variants_fill_every_response(dream, prompts, cache):
+    decoded = run(dream, prompts, policy_of("dsb-const" if cache.startswith("dsb") else "fixed", cache))
+    for row in range(len(prompts)):
+        assert dream.shape.mask_token_id not in decoded.response(row, trim=False)
+    if cache.endswith("dream"):
+        # A refreshing forward commits one position, whatever is confident.
+        for record in decoded.records:
+            assert (record.committed[record.refreshed] == 1).all()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("scheduler", "cache"), [pair for pair in ALL if pair[0] != "dsb-const"])
+def test_a_cuda_device_decodes_what_the_cpu_decodes(llada, prompts, scheduler, cache):
+    on_gpu = random_model(llada.shape, seed=3, device="cuda")
+    on_gpu.weights.head.mul_(4.0)
+    policy = policy_of(scheduler, cache)
+    batch = make_batch(llada.shape, prompts, RESPONSE, device="cuda")
+    decoded = decode(on_gpu, batch, policy, check=True)
+    expected = run(llada, prompts, policy)
+    assert decoded.commits == expected.commits
+    assert (decoded.tokens.cpu() == expected.tokens).all()
