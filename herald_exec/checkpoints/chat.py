@@ -46,8 +46,12 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def compile_template(source: str, where: str) -> Callable[[Sequence[Message], Mapping[str, Any]], str]:
-    """Renderer of a template; called with messages and the special tokens' texts, it ends in the assistant's turn.
+Renderer = Callable[[Sequence[Message], Mapping[str, Any], bool], str]
+"""Called as ``render(messages, special tokens' texts, whether to begin the assistant's turn)``."""
+
+
+def compile_template(source: str, where: str) -> Renderer:
+    """Renderer of a template.
 
     Raises
     ------
@@ -60,9 +64,9 @@ def compile_template(source: str, where: str) -> Callable[[Sequence[Message], Ma
         message = f"{where}: the chat template is no valid jinja2 (line {error.lineno}: {error.message})"
         raise ConfigError(message) from None
 
-    def render(messages: Sequence[Message], special_tokens: Mapping[str, Any]) -> str:
+    def render(messages: Sequence[Message], special_tokens: Mapping[str, Any], begin_answer: bool) -> str:
         try:
-            return template.render(messages=messages, add_generation_prompt=True, **special_tokens)
+            return template.render(messages=messages, add_generation_prompt=begin_answer, **special_tokens)
         except jinja2.TemplateError as error:
             message = f"{where}: the chat template refuses the messages: {error.message}"
             raise ConfigError(message) from None

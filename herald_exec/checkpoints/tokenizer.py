@@ -85,12 +85,16 @@ class TextTokenizer:
         """Token ids of a text; ``add_special_tokens`` adds what the tokenizer puts around every text (BOS)."""
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of a conversation by the chat template, up to where the assistant's answer begins."""
+    def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """Text of a conversation by the chat template, up to where the assistant's answer begins."""
         if self._render is None:
             message = f"{self._where}: the checkpoint has no chat template; pass --no-chat to use the prompt as it is"
             raise ConfigError(message)
-        return self.encode(self._render(messages, self.special_tokens), add_special_tokens=False)
+        return self._render(messages, self.special_tokens, add_generation_prompt)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of :meth:`render_chat`."""
+        return self.encode(self.render_chat(messages), add_special_tokens=False)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids; ids outside the vocabulary give nothing."""
