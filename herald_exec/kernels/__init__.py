@@ -6,10 +6,12 @@
     portable  4 floats    dot products               lanes are query rows
     avx2      8 floats    dot products               lanes are query rows
     avx512    16 floats   dot products               lanes are query rows
+    avx512bf16            the same, bf16 dot products where they are faster (Zen 4; on Intel they are slower)
+    amx                   avx512's                   16 x 16 matrix tiles, bf16 P
 
-One C file per instruction set behind one table (``csrc/``), chosen at run time (:mod:`.dispatch`); the definition is
-:mod:`.reference` in float64. All calls release the GIL and share one pool of threads, so a selection and a gather can run
-at once.
+One C file per instruction set behind one table (``csrc/``), chosen at run time (:mod:`.dispatch`); the
+definition is :mod:`.reference` in float64. All calls release the GIL and share one pool of threads, so a selection
+and a gather can run at once.
 """
 
 try:
@@ -22,7 +24,7 @@ except ImportError as error:
     raise ImportError(_message) from error
 
 from . import reference
-from .bandwidth import memcpy_gb_s, pool_read_gb_s, read_bandwidth_gb_s
+from .bandwidth import memcpy_gb_s, peak_gflops, pool_read_gb_s, read_bandwidth_gb_s
 from .dispatch import active_tier, capabilities, set_tier, tier_names, usable_tiers
 from .selection import Draft, Selection, SelectOptions, gather, kernel_kind, select, topk
 from .store import PAGE_TOKENS, FlatKV, PagedKV, as_storage, from_float32, storage_dtype, to_float32
@@ -41,6 +43,7 @@ __all__ = [
     "gather",
     "kernel_kind",
     "memcpy_gb_s",
+    "peak_gflops",
     "pool_read_gb_s",
     "read_bandwidth_gb_s",
     "reference",

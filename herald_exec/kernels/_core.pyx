@@ -69,6 +69,7 @@ cdef extern from "herald.h" nogil:
     void herald_unmap(void *memory, size_t nbytes)
     double herald_read_seconds(const herald_tier *tier, const char *start, int64_t nbytes, int threads)
     double herald_copy_seconds(char *to, const char *start, int64_t nbytes, int threads)
+    double herald_peak_flops(const herald_tier *tier, int which, int threads)
     void herald_touch(char *memory, int64_t nbytes, int threads)
     void herald_fill_normal(char *memory, int64_t elements, int dtype, uint64_t seed, int threads)
 
@@ -199,6 +200,13 @@ def copy_seconds(uintptr_t to, uintptr_t start, int64_t nbytes, int threads):
     with nogil:
         seconds = herald_copy_seconds(<char *> to, <const char *> start, nbytes, threads)
     return seconds
+
+
+def peak_flops(int tier, int which, int threads):
+    cdef double flops
+    with nogil:
+        flops = herald_peak_flops(herald_tier_get(tier), which, threads)
+    return flops
 
 
 def touch(uintptr_t address, int64_t nbytes, int threads):

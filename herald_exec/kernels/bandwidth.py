@@ -2,12 +2,14 @@
 
 import statistics
 
-from herald_pipeline.errors import CapacityError, ConfigError, check_number
+from herald_pipeline.errors import CapacityError, ConfigError, check_number, unknown_name
 
 from . import _core
 from .dispatch import tier_index
 from .selection import check_threads
 from .store import PagedKV
+
+_PEAKS = {"fma": 0, "bf16_dot": 1, "amx": 2}
 
 
 def _mapped(num_bytes: int) -> int:
@@ -37,6 +39,13 @@ def pool_read_gb_s(pool: PagedKV, threads: int | None = None) -> float:
     """GB/s of one sequential read of a whole pool: the ceiling on the very memory that a kernel reads."""
     _ = pool.pages
     return pool.nbytes / _core.read_seconds(tier_index(), pool.address, pool.nbytes, check_threads(threads)) / 1e9
+
+
+def peak_gflops(unit: str, threads: int | None = None) -> float | None:
+    """Measured arithmetic peak of the active tier in GFLOP/s: ``"fma"``, ``"bf16_dot"`` or ``"amx"``; None without it."""
+    if unit not in _PEAKS:
+        raise unknown_name("arithmetic unit", unit, _PEAKS)
+    return _core.peak_flops(tier_index(), _PEAKS[unit], check_threads(threads)) / 1e9 or None
 
 
 def memcpy_gb_s(num_bytes: int, threads: int | None = None, repeats: int = 5) -> float:

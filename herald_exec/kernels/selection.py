@@ -27,8 +27,8 @@ class SelectOptions:
         Precision of the probabilities in P x V: ``"f32"`` never rounds them, ``"bf16"`` and ``"auto"`` let a tier
         use its matrix unit (tiers without one keep fp32, which is more exact).
     key_only
-        Importance from K alone, output from the selected entries' V (renormalised over them, the draft and the own key):
-        half the bytes. Beyond the paper.
+        Importance from K alone, output from the selected entries' V (renormalised over them, the draft and the own
+        key): half the bytes. Beyond the paper.
     smoothing
         Odd width of a running mean over neighbouring positions, applied before ranking; 1 is none. Beyond the paper.
     keep_importance

@@ -142,11 +142,12 @@ class PagedKV:
         if not self.address:
             message = (
                 f"the KV pool of {self.nbytes / 1e9:.1f} GB ({num_layers} layers x {num_slots} slots x "
-                f"{num_kv_heads} heads x {self.capacity_tokens} tokens) cannot be mapped; lower the batch or the context"
+                f"{num_kv_heads} heads x {self.capacity_tokens} tokens) cannot be mapped; "
+                "lower the batch or the context"
             )
             raise CapacityError(message)
         shape = (num_layers, num_slots, num_kv_heads, self.pages_per_slot, 2, PAGE_TOKENS, head_dim)
-        memory = (ctypes.c_char * self.nbytes).from_address(self.address)
+        memory = memoryview((ctypes.c_char * self.nbytes).from_address(self.address)).cast("B")
         self._pages: Array | None = np.frombuffer(memory, dtype=storage).reshape(shape)
         self._view = _core.View(
             self.address,
@@ -197,7 +198,8 @@ class PagedKV:
         Parameters
         ----------
         k, v
-            ``[tokens, kv_heads, head_dim]`` in the pool's dtype: torch tensors in host memory or numpy (bf16 as uint16).
+            ``[tokens, kv_heads, head_dim]`` in the pool's dtype: torch tensors in host memory, or numpy (bf16 as
+            ``uint16``).
         """
         arrays = [as_storage(k, self.dtype, "k"), as_storage(v, self.dtype, "v")]
         tokens = arrays[0].shape[0] if arrays[0].ndim else 0

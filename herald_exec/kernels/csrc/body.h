@@ -484,9 +484,24 @@ static void FN(copy_row)(char *to, const char *from, int64_t bytes, int streamin
 static void FN(fence)(void) { store_fence(); }
 static uint64_t FN(read)(const char *from, int64_t bytes) { return read_bytes(from, bytes); }
 
+static int64_t FN(peak_fma)(int64_t rounds) { /* twelve chains: more than latency x ports */
+    vf acc[12], a = vf_set1(0.999f), b = vf_set1(1e-3f);
+    for (int i = 0; i < 12; i++) acc[i] = vf_set1((float)i);
+    for (int64_t round = 0; round < rounds; round++) {
+#pragma GCC unroll 12
+        for (int i = 0; i < 12; i++) acc[i] = vf_fma(acc[i], a, b);
+        __asm__ volatile("" : : : "memory");
+    }
+    float sum = 0;
+    for (int i = 0; i < 12; i++) sum += vf_hsum(acc[i]);
+    volatile float keep = sum;
+    (void)keep;
+    return rounds * 12 * W * 2;
+}
+
 #define TABLE_FIELDS \
     .scratch_bytes = FN(scratch_bytes), .accumulate = FN(accumulate), .collect = FN(collect), \
-    .copy_row = FN(copy_row), .fence = FN(fence), .read = FN(read)
+    .copy_row = FN(copy_row), .fence = FN(fence), .read = FN(read), .peak = {FN(peak_fma)}
 #define FEW_AND_MANY \
     .attend = {FN(attend_few), FN(attend_many)}, .importance = {FN(importance_few), FN(importance_many)}, \
     .weights = {FN(weights_few), FN(weights_many)}, .p_tile_bytes = {FN(p_tile_few), FN(p_tile_many)}, \

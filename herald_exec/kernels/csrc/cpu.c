@@ -73,6 +73,9 @@ int herald_tier_usable(int index) {
     if (index == 0) return 1;
 #ifdef HERALD_HAVE_X86
     __builtin_cpu_init();
+#ifdef HERALD_EMULATE
+    return has_avx2();
+#endif
     switch (index) {
         case 1: return has_avx2();
         case 2: return has_avx512();

@@ -5,7 +5,7 @@
  * stays contiguous for the gather. A flat [S, d] array is the same with two base addresses.
  *
  * Arithmetic. Queries arrive scaled by log2(e) / sqrt(d): softmax runs in base 2. A unit (request, KV head) is cut at fixed
- * borders of HERALD_CHUNK tokens; every chunk has its own running maximum m, sum l and output o, merged in order. So the
+ * borders; every chunk has its own running maximum m, sum l and output o, merged in order. So the
  * result has the same bits for any number of threads.
  */
 #ifndef HERALD_H
@@ -18,14 +18,13 @@
 #define INLINE static inline __attribute__((always_inline))
 
 #define HERALD_TILE 64
-#define HERALD_CHUNK 2048
-#define HERALD_CHUNK_TILES (HERALD_CHUNK / HERALD_TILE)
 #define HERALD_MAX_HEAD_DIM 256
 #define HERALD_SCORE_MIN (-3.0e38f) /* start of a running maximum: finite, so that -inf - m is -inf and never NaN */
 
 enum { HERALD_BF16 = 0, HERALD_FP16 = 1, HERALD_FP32 = 2 };
 /* Kernel kinds: lanes along head_dim (few rows), lanes are query rows (many), matrix tiles. */
 enum { HERALD_FEW = 0, HERALD_MANY = 1, HERALD_AMX = 2, HERALD_KINDS = 3 };
+enum { HERALD_PEAK_FMA = 0, HERALD_PEAK_BF16_DOT = 1, HERALD_PEAK_AMX = 2, HERALD_PEAKS = 3 };
 enum { HERALD_PV_AUTO = 0, HERALD_PV_F32 = 1, HERALD_PV_BF16 = 2 };
 
 static inline int herald_element_bytes(int dtype) { return dtype == HERALD_FP32 ? 4 : 2; }
@@ -60,6 +59,7 @@ typedef struct {
     int keep_p;        /* 0: p is one tile, overwritten (draft rows: no importance wanted) */
     int output;        /* 0: K only, o is not computed */
     int raw;           /* keep scores, not p: the paper's second exponential, for the benchmark */
+    int pv;            /* HERALD_PV_..: whether P may be rounded to bf16 */
     int prefetch_tiles;
     const float *q;    /* [rows][head_dim], scaled */
     char *p;
@@ -89,6 +89,8 @@ typedef struct herald_tier {
     void (*copy_row)(char *to, const char *from, int64_t bytes, int streaming);
     void (*fence)(void);
     uint64_t (*read)(const char *from, int64_t bytes);
+    /* Arithmetic peaks: `rounds` rounds of independent instructions; returns the floating-point operations done. */
+    int64_t (*peak[HERALD_PEAKS])(int64_t rounds);
 } herald_tier;
 
 /* cpu.c */
@@ -157,6 +159,7 @@ void herald_gather(const herald_gather_args *args);
 /* memory.c */
 double herald_read_seconds(const herald_tier *tier, const char *from, int64_t bytes, int threads);
 double herald_copy_seconds(char *to, const char *from, int64_t bytes, int threads);
+double herald_peak_flops(const herald_tier *tier, int which, int threads); /* per second; 0: the tier has none */
 void herald_touch(char *memory, int64_t bytes, int threads);
 void herald_fill_normal(char *memory, int64_t elements, int dtype, uint64_t seed, int threads);
 

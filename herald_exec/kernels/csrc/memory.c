@@ -81,6 +81,27 @@ double herald_copy_seconds(char *to, const char *from, int64_t bytes, int thread
     area_job job = {.to = to, .from = from, .bytes = bytes};
     return timed(copy_block, &job, threads);
 }
+typedef struct {
+    const herald_tier *tier;
+    int which;
+    _Atomic int64_t flops;
+} peak_job;
+
+static void peak_task(void *context, int64_t task) {
+    (void)task;
+    peak_job *job = context;
+    atomic_fetch_add(&job->flops, job->tier->peak[job->which](2000));
+}
+double herald_peak_flops(const herald_tier *tier, int which, int threads) {
+    if (which < 0 || which >= HERALD_PEAKS || !tier->peak[which]) return 0;
+    if (threads <= 0) threads = herald_default_threads();
+    peak_job job = {.tier = tier, .which = which};
+    herald_parallel(peak_task, &job, threads, threads); /* wakes the workers and warms the units */
+    atomic_store(&job.flops, 0);
+    double start = herald_seconds();
+    herald_parallel(peak_task, &job, (int64_t)threads * 40, threads);
+    return (double)job.flops / (herald_seconds() - start);
+}
 void herald_touch(char *memory, int64_t bytes, int threads) {
     area_job job = {.to = memory, .bytes = bytes};
     timed(touch_block, &job, threads);

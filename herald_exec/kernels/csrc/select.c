@@ -30,6 +30,7 @@ typedef struct {
     unit *units;
     int64_t num_units;
     int rows, group, kind, split, failed;
+    int64_t chunk; /* tokens */
     size_t p_tile, p_max_tile; /* bytes, floats */
     _Atomic int64_t phase_ns[3];
 } job;
@@ -41,7 +42,8 @@ typedef struct {
 } unit_memory;
 
 static int64_t tiles_of(int64_t tokens) { return (tokens + HERALD_TILE - 1) / HERALD_TILE; }
-static int64_t chunks_of(int64_t tokens) { return (tokens + HERALD_CHUNK - 1) / HERALD_CHUNK; }
+/* Many rows make a chunk's output large (rows x head_dim): longer chunks then, still a matter of the shape alone. */
+static int64_t chunk_tokens(int rows) { return rows < 64 ? 2048 : 8192; }
 
 static size_t lay_out(const job *job, const unit *unit, char *memory, unit_memory *out) {
     size_t at = 0, tiles = (size_t)tiles_of(unit->length), rows = (size_t)job->rows, parts = (size_t)unit->parts;
@@ -92,14 +94,14 @@ static herald_attend attend_of(const job *job, const unit *unit, const unit_memo
                                const float *q, char *scratch) {
     const herald_select_args *args = job->args;
     herald_attend attend = {.dtype = args->kv->dtype, .head_dim = args->kv->head_dim, .rows = job->rows, .q = q,
-                            .output = 1, .scratch = scratch, .prefetch_tiles = args->prefetch_tiles};
+                            .output = 1, .scratch = scratch, .pv = args->pv, .prefetch_tiles = args->prefetch_tiles};
     attend.m = memory->m + part * job->rows;
     attend.l = memory->l + part * job->rows;
     attend.o = memory->o + part * job->rows * (int64_t)args->kv->head_dim;
     if (part < unit->chunks) {
-        int64_t first = part * HERALD_CHUNK, tile = part * HERALD_CHUNK_TILES;
+        int64_t first = part * job->chunk, tile = first / HERALD_TILE;
         attend.stream = herald_stream_of(args->kv, args->layer, args->slots[unit->row], unit->head);
-        attend.num_keys = unit->length - first < HERALD_CHUNK ? unit->length - first : HERALD_CHUNK;
+        attend.num_keys = unit->length - first < job->chunk ? unit->length - first : job->chunk;
         attend.stream.k += tile * attend.stream.tile_bytes;
         attend.stream.v += tile * attend.stream.tile_bytes;
         attend.keep_p = 1;
@@ -116,11 +118,11 @@ static void attend_draft(const job *job, const unit *unit, const unit_memory *me
     const herald_select_args *args = job->args;
     for (int64_t chunk = 0; chunk < unit->draft_chunks; chunk++) {
         herald_attend attend = attend_of(job, unit, memory, unit->chunks + chunk, q, scratch);
-        int64_t first = chunk * HERALD_CHUNK;
+        int64_t first = chunk * job->chunk, tile = first / HERALD_TILE;
         attend.stream = herald_stream_of(args->draft, args->draft_layer, args->draft_slots[unit->row], unit->head);
-        attend.num_keys = unit->draft_length - first < HERALD_CHUNK ? unit->draft_length - first : HERALD_CHUNK;
-        attend.stream.k += chunk * HERALD_CHUNK_TILES * attend.stream.tile_bytes;
-        attend.stream.v += chunk * HERALD_CHUNK_TILES * attend.stream.tile_bytes;
+        attend.num_keys = unit->draft_length - first < job->chunk ? unit->draft_length - first : job->chunk;
+        attend.stream.k += tile * attend.stream.tile_bytes;
+        attend.stream.v += tile * attend.stream.tile_bytes;
         attend.prefetch_tiles = 0;
         attend.p = p;
         attend.p_max = (float *)(p + herald_round_up(job->p_tile, 64));
@@ -243,7 +245,7 @@ static void finish(job *job, const unit *unit, const unit_memory *memory, char *
     for (size_t row = 0; row < rows; row++) inverse[row] = 1.0f / l[row];
     for (int64_t chunk = 0; chunk < unit->chunks; chunk++) {
         herald_attend attend = attend_of(job, unit, memory, chunk, NULL, NULL);
-        tier->importance[job->kind](&attend, m, inverse, importance + chunk * HERALD_CHUNK);
+        tier->importance[job->kind](&attend, m, inverse, importance + chunk * job->chunk);
     }
     if (args->smoothing > 1) smooth(importance, unit->length, args->smoothing, ranked = smoothed);
     int64_t at = unit->row * args->kv->num_heads + unit->head;
@@ -323,9 +325,9 @@ static void describe_units(job *job) {
         unit->row = i / heads;
         unit->head = i % heads;
         unit->length = args->lengths[unit->row];
-        unit->chunks = chunks_of(unit->length);
+        unit->chunks = (unit->length + job->chunk - 1) / job->chunk;
         unit->draft_length = args->draft ? args->draft_lengths[unit->row] : 0;
-        unit->draft_chunks = chunks_of(unit->draft_length);
+        unit->draft_chunks = (unit->draft_length + job->chunk - 1) / job->chunk;
         unit->parts = unit->chunks + unit->draft_chunks + (args->self_k != NULL);
         unit->bytes = lay_out(job, unit, NULL, NULL);
     }
@@ -338,6 +340,7 @@ int herald_select(const herald_select_args *given) {
     job.num_units = args.rows * args.kv->num_heads;
     if (job.num_units == 0) return 0;
     job.group = args.num_heads / args.kv->num_heads;
+    job.chunk = chunk_tokens(job.rows);
     job.kind = herald_kind_for(args.tier, job.rows, args.kv->dtype, args.kv->head_dim,
                                args.paper_like ? HERALD_PV_F32 : args.pv);
     job.p_tile = herald_round_up(args.tier->p_tile_bytes[job.kind](job.rows), 64);

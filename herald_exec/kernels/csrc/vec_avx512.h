@@ -1,12 +1,18 @@
 /* Sixteen float lanes: AVX-512 F, BW, VL, DQ. */
 #include "herald.h"
+#ifdef HERALD_EMULATE
+#include "emulate512.h"
+#else
 #include <immintrin.h>
+#endif
 #include <string.h>
 
 #define W 16
 #define QK_KEYS 4
+#ifndef PV_ROWS
 #define PV_ROWS 2
 #define PV_CHUNKS 4
+#endif
 #define GEMM_LANES 4
 #define GEMM_ITEMS 4
 typedef __m512 vf;

@@ -1,0 +1,441 @@
+/* AMX-BF16: scores and outputs of 16 and more query rows on matrix tiles; fewer rows take the AVX-512 kernels.
+ *
+ *   S^T[16 keys, 16 rows] = K (16 natural rows of 32 d, straight from the pool) . Q^T (tiles made once a chunk)
+ *   O [16 rows, 16 d]    += P (16 rows, 32 keys)                              . V (row pairs interleaved in scratch)
+ *
+ * Scores start at -reference (a tile load with stride 0), so p = 2^score needs no subtraction. The reference of a row is
+ * the maximum over its first 32 keys and is raised, with a redo of the block of 256 keys, only when a score exceeds it by
+ * more than 2^60. p is cut to bf16; the polynomial is scaled so that cutting is unbiased. P stays in its tile layout for
+ * importance. The exponentials of one step run between the tile products of the next.
+ */
+#define TIER amx
+#include "bf16_dot.h"
+
+#define BLOCK 256 /* keys between two passes over the output tiles */
+#define STEP 32   /* keys of one set of score tiles */
+#define TILE_BYTES 1024
+#define UNBIASED 1.002818f
+#define TOO_LARGE 60.0f
+/* gcc 12's tile loads do not tell the compiler that they read memory */
+#define MEMORY_BARRIER() __asm__ volatile("" : : : "memory")
+
+INLINE vf exp2_scaled(vf x) { /* 1.002818 * 2^x, relative error 7.5e-5 */
+    vf f = _mm512_reduce_ps(x, 0x09);
+    vf p = vf_fma(vf_set1(0.0780244888f * UNBIASED), f, vf_set1(0.2260675754f * UNBIASED));
+    p = vf_fma(p, f, vf_set1(0.6958331794f * UNBIASED));
+    p = vf_fma(p, f, vf_set1(0.9999252769f * UNBIASED));
+    return _mm512_scalef_ps(p, x);
+}
+
+static void FN(configure)(void) {
+    struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } config = {.palette = 1};
+    for (int tile = 0; tile < 8; tile++) config.row_bytes[tile] = 64, config.rows[tile] = 16;
+    _tile_loadconfig(&config);
+}
+
+INLINE uint16_t to_bf16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0;
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+/* Q^T tiles [group of 16 rows][32 d]: row = pair of d, column = query row. */
+static void FN(pack_queries)(const herald_attend *args, int groups, uint16_t *to) {
+    int dim = args->head_dim;
+    for (int group = 0; group < groups; group++)
+        for (int column = 0; column < 16; column++) {
+            int row = group * 16 + column;
+            uint16_t *tile = to + group * (dim / 32) * 512 + 2 * column;
+            for (int c = 0; c < dim; c += 2) {
+                uint16_t *at = tile + c / 32 * 512 + c % 32 / 2 * 32;
+                at[0] = row < args->rows ? to_bf16(args->q[row * dim + c]) : 0;
+                at[1] = row < args->rows ? to_bf16(args->q[row * dim + c + 1]) : 0;
+            }
+        }
+}
+
+/* 16 x 16 words: tile[i] word j to tile[j] word i. */
+INLINE void transpose(const __m512i *from, char *to) {
+    __m512i a[16], b[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i += 2) {
+        a[i] = _mm512_unpacklo_epi32(from[i], from[i + 1]);
+        a[i + 1] = _mm512_unpackhi_epi32(from[i], from[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+        b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
+        b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
+        b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
+        b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
+    }
+    /* b[4 q + r]: part p = words of column 4 p + r, rows 4 q .. 4 q + 3 */
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; r++) {
+        __m512i x = _mm512_shuffle_i32x4(b[r], b[4 + r], 0x88), y = _mm512_shuffle_i32x4(b[8 + r], b[12 + r], 0x88);
+        __m512i z = _mm512_shuffle_i32x4(b[r], b[4 + r], 0xdd), w = _mm512_shuffle_i32x4(b[8 + r], b[12 + r], 0xdd);
+        _mm512_storeu_si512(to + 64 * r, _mm512_shuffle_i32x4(x, y, 0x88));
+        _mm512_storeu_si512(to + 64 * (8 + r), _mm512_shuffle_i32x4(x, y, 0xdd));
+        _mm512_storeu_si512(to + 64 * (4 + r), _mm512_shuffle_i32x4(z, w, 0x88));
+        _mm512_storeu_si512(to + 64 * (12 + r), _mm512_shuffle_i32x4(z, w, 0xdd));
+    }
+}
+
+/* Scores of one step that still wait for their exponentials: `groups` x [32 keys][16 rows]. */
+typedef struct {
+    const float *scores;
+    int groups, keys; /* keys < 32 in a tail: the others weigh nothing */
+    int next;         /* pair of keys to do, 16 a group */
+    float *l, *top;   /* of the first group */
+    char *p;          /* its tile; the next group's follows */
+    __m512i pairs[16];
+} pending;
+
+INLINE void exponentials(pending *step, int count) {
+    for (int end = step->next + count; step->next < end && step->next < 16 * step->groups; step->next++) {
+        int group = step->next / 16, pair = step->next % 16;
+        const float *s = step->scores + group * 512 + pair * 32;
+        float *l = step->l + group * 16, *top = step->top + group * 16;
+        vf even = vf_load(s), odd = vf_load(s + 16);
+        vf p = exp2_scaled(even), q = exp2_scaled(odd);
+        if (2 * pair + 1 >= step->keys) { /* masked after the fact: rows behind the last key hold anything */
+            q = odd = vf_set1(0.0f);
+            if (2 * pair >= step->keys) p = even = vf_set1(0.0f);
+        }
+        vf_store(top, vf_max(even, vf_max(odd, vf_load(top))));
+        vf_store(l, vf_add(vf_load(l), vf_add(p, q)));
+        step->pairs[pair] = _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(_mm512_castps_si512(p), 16),
+                                                    _mm512_castps_si512(q));
+        if (pair == 15) transpose(step->pairs, step->p + group * TILE_BYTES);
+    }
+}
+
+/* Score tiles of 32 keys x 16 or 32 rows; the waiting step's exponentials fill the gaps between products. */
+INLINE void score_tiles(const char *k, int64_t stride, const char *q, int blocks, const float *start, int two,
+                        float *scores, pending *waiting, int share) {
+    MEMORY_BARRIER();
+    _tile_loadd(0, start, 0);
+    _tile_loadd(1, start, 0);
+    if (two) {
+        _tile_loadd(2, start + 16, 0);
+        _tile_loadd(3, start + 16, 0);
+    }
+    for (int block = 0; block < blocks; block++) {
+        _tile_loadd(4, k + block * 64, (size_t)stride);
+        _tile_loadd(6, q + block * TILE_BYTES, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        exponentials(waiting, share);
+        _tile_loadd(5, k + 16 * stride + block * 64, (size_t)stride);
+        _tile_dpbf16ps(1, 5, 6);
+        exponentials(waiting, share);
+        if (two) {
+            _tile_loadd(7, q + (blocks + block) * TILE_BYTES, 64);
+            _tile_dpbf16ps(2, 4, 7);
+            exponentials(waiting, share);
+            _tile_dpbf16ps(3, 5, 7);
+            exponentials(waiting, share);
+        }
+    }
+    _tile_stored(0, scores, 64);
+    _tile_stored(1, scores + 256, 64);
+    if (two) {
+        _tile_stored(2, scores + 512, 64);
+        _tile_stored(3, scores + 768, 64);
+    }
+    MEMORY_BARRIER();
+}
+
+/* What one chunk works with. */
+typedef struct {
+    const herald_attend *args;
+    int groups, blocks; /* of 16 query rows; of 32 elements of head_dim */
+    int64_t row_bytes, ahead;
+    char *q, *k_tail, *v_pairs, *p_block;
+    float *o, *scores, *reference, *start, *l, *before, *top;
+} state;
+
+static const char *FN(rows_at)(const state *s, const char *first, int64_t key) {
+    return first + key / HERALD_TILE * s->args->stream.tile_bytes + key % HERALD_TILE * s->row_bytes;
+}
+
+/* K rows of a step; a tail is copied, so that no load leaves the array. */
+static const char *FN(k_step)(const state *s, int64_t key, int keys) {
+    const char *k = FN(rows_at)(s, s->args->stream.k, key);
+    if (keys == STEP) return k;
+    memset(s->k_tail, 0, (size_t)(STEP * s->row_bytes));
+    return memcpy(s->k_tail, k, (size_t)(keys * s->row_bytes));
+}
+
+/* First reference: the maximum over the first keys. */
+static void FN(first_reference)(const state *s, int keys) {
+    const char *k = FN(k_step)(s, 0, keys);
+    memset(s->start, 0, sizeof(float) * 16 * (size_t)s->groups);
+    for (int group = 0; group < s->groups; group++) {
+        pending none = {.groups = 0};
+        score_tiles(k, s->row_bytes, s->q + group * s->blocks * TILE_BYTES, s->blocks, s->start + group * 16, 0,
+                    s->scores, &none, 0);
+        vf top = vf_set1(HERALD_SCORE_MIN);
+        for (int key = 0; key < keys; key++) top = vf_max(vf_load(s->scores + key * 16), top);
+        vf_store(s->reference + group * 16, top);
+    }
+}
+
+static void FN(scores_of_block)(const state *s, int64_t first, int keys, char *p) {
+    int pairs = (s->groups + 1) / 2, buffer = 0;
+    int products = s->blocks * (s->groups > 1 ? 4 : 2), share = (16 * (s->groups > 1 ? 2 : 1) + products - 1) / products;
+    pending waiting = {.groups = 0};
+    int64_t lines = s->ahead ? (STEP * s->row_bytes / pairs + 63) / 64 * 64 : 0;
+    for (int key = 0; key < keys; key += STEP) {
+        int some = keys - key < STEP ? keys - key : STEP;
+        const char *k = FN(k_step)(s, first + key, some);
+        for (int group = 0; group < s->groups; group += 2, buffer ^= 1) {
+            int two = group + 1 < s->groups;
+            float *scores = s->scores + buffer * 1024;
+            const char *q = s->q + group * s->blocks * TILE_BYTES;
+            if (lines)
+                prefetch_bytes(FN(rows_at)(s, s->args->stream.k, first + key) + s->ahead + group / 2 * lines, lines);
+            if (two) score_tiles(k, s->row_bytes, q, s->blocks, s->start + group * 16, 1, scores, &waiting, share);
+            else score_tiles(k, s->row_bytes, q, s->blocks, s->start + group * 16, 0, scores, &waiting, share);
+            exponentials(&waiting, 32);
+            waiting = (pending){.scores = scores, .groups = 1 + two, .keys = some, .l = s->l + group * 16,
+                                .top = s->top + group * 16,
+                                .p = p + (size_t)key / STEP * (size_t)s->groups * TILE_BYTES + group * TILE_BYTES};
+        }
+    }
+    exponentials(&waiting, 32);
+}
+
+/* Raise references that a score left behind; returns whether the block must be done again. */
+static int FN(raise)(const state *s) {
+    int again = 0;
+    for (int group = 0; group < s->groups; group++) {
+        vf top = vf_load(s->top + group * 16);
+        __mmask16 high = _mm512_cmp_ps_mask(top, vf_set1(TOO_LARGE), _CMP_GT_OQ);
+        if (!high) continue;
+        again = 1;
+        vf raise = _mm512_maskz_mov_ps(high, top);
+        vf_store(s->reference + group * 16, vf_add(vf_load(s->reference + group * 16), raise));
+        vf factor = vf_exp2(vf_sub(vf_set1(0.0f), raise));
+        vf_store(s->before + group * 16, vf_mul(vf_load(s->before + group * 16), factor));
+        float of_row[16];
+        vf_store(of_row, factor);
+        for (int tile = 0; tile < 2 * s->blocks; tile++)
+            for (int row = 0; row < 16; row++) {
+                float *o = s->o + ((group * 2 * s->blocks + tile) * 16 + row) * 16;
+                vf_store(o, vf_mul(vf_load(o), vf_set1(of_row[row])));
+            }
+    }
+    return again;
+}
+
+/* V rows 2 i and 2 i + 1 interleaved. Unpacking works in 128-bit parts, so columns come in the order of column_of(). */
+static void FN(interleave)(const state *s, int64_t first, int keys) {
+    for (int key = 0; key < (keys + STEP - 1) / STEP * STEP; key += 2) {
+        const char *v = FN(rows_at)(s, s->args->stream.v, first + key);
+        char *to = s->v_pairs + key / 2 * 2 * s->row_bytes;
+        if (s->ahead && key < keys) prefetch_bytes(v + s->ahead, 2 * s->row_bytes);
+        for (int block = 0; block < s->blocks; block++) {
+            __m512i even = key < keys ? _mm512_loadu_si512(v + block * 64) : _mm512_setzero_si512();
+            __m512i odd = key + 1 < keys ? _mm512_loadu_si512(v + s->row_bytes + block * 64) : _mm512_setzero_si512();
+            _mm512_storeu_si512(to + block * 128, _mm512_unpacklo_epi16(even, odd));
+            _mm512_storeu_si512(to + block * 128 + 64, _mm512_unpackhi_epi16(even, odd));
+        }
+    }
+}
+static int FN(column_of)(int tile, int i) { return tile / 2 * 32 + i / 4 * 8 + tile % 2 * 4 + i % 4; }
+
+INLINE void output_tiles(const state *s, const char *p, int steps, int group, int tile, int two) {
+    float *o = s->o + (group * 2 * s->blocks + tile) * 256, *next = o + 2 * s->blocks * 256;
+    size_t stride = (size_t)(2 * s->row_bytes);
+    _tile_loadd(0, o, 64);
+    _tile_loadd(1, o + 256, 64);
+    if (two) {
+        _tile_loadd(2, next, 64);
+        _tile_loadd(3, next + 256, 64);
+    }
+    for (int step = 0; step < steps; step++) {
+        const char *left = p + (step * s->groups + group) * TILE_BYTES;
+        const char *right = s->v_pairs + (int64_t)step * 16 * (int64_t)stride + tile * 64;
+        _tile_loadd(4, left, 64);
+        _tile_loadd(6, right, stride);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, right + 64, stride);
+        _tile_dpbf16ps(1, 4, 7);
+        if (two) {
+            _tile_loadd(5, left + TILE_BYTES, 64);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, o, 64);
+    _tile_stored(1, o + 256, 64);
+    if (two) {
+        _tile_stored(2, next, 64);
+        _tile_stored(3, next + 256, 64);
+    }
+}
+
+static void FN(output_of_block)(const state *s, int64_t first, int keys, const char *p) {
+    FN(interleave)(s, first, keys);
+    MEMORY_BARRIER();
+    int steps = (keys + STEP - 1) / STEP;
+    for (int group = 0; group < s->groups; group += 2)
+        for (int tile = 0; tile < 2 * s->blocks; tile += 2) {
+            if (group + 1 < s->groups) output_tiles(s, p, steps, group, tile, 1);
+            else output_tiles(s, p, steps, group, tile, 0);
+        }
+    MEMORY_BARRIER();
+}
+
+static size_t FN(p_tile_amx)(int rows) { return herald_round_up((size_t)rows, 16) * HERALD_TILE * 2; }
+static size_t FN(p_max_amx)(int rows) { return herald_round_up((size_t)rows, 16); }
+static size_t FN(scratch_bytes_amx)(int rows, int head_dim) {
+    size_t lanes = herald_round_up((size_t)rows, 16), dim = (size_t)head_dim, few = FN(scratch_bytes)(rows, head_dim);
+    size_t own = lanes * dim * 2 + lanes * dim * 4 + 8192 + (STEP + BLOCK) * dim * 2 + lanes * BLOCK * 2 +
+                 5 * lanes * 4 + 16 * 64;
+    return own > few ? own : few;
+}
+
+static void FN(attend_amx)(const herald_attend *args) {
+    int groups = (args->rows + 15) / 16, blocks = args->head_dim / 32, dim = args->head_dim;
+    size_t lanes = 16 * (size_t)groups;
+    state s = {.args = args, .groups = groups, .blocks = blocks, .row_bytes = 2 * (int64_t)dim};
+    s.ahead = args->prefetch_tiles ? BLOCK / HERALD_TILE * args->stream.tile_bytes : 0;
+    char *scratch = args->scratch;
+    s.q = FN(take)(&scratch, lanes * (size_t)dim * 2);
+    s.o = (float *)FN(take)(&scratch, lanes * (size_t)dim * 4);
+    s.scores = (float *)FN(take)(&scratch, 8192);
+    s.k_tail = FN(take)(&scratch, (size_t)(STEP * s.row_bytes));
+    s.v_pairs = FN(take)(&scratch, (size_t)(BLOCK * s.row_bytes));
+    s.p_block = FN(take)(&scratch, lanes * BLOCK * 2);
+    s.reference = (float *)FN(take)(&scratch, lanes * 4);
+    s.start = (float *)FN(take)(&scratch, lanes * 4);
+    s.l = (float *)FN(take)(&scratch, lanes * 4);
+    s.before = (float *)FN(take)(&scratch, lanes * 4);
+    s.top = (float *)FN(take)(&scratch, lanes * 4);
+    FN(pack_queries)(args, groups, (uint16_t *)s.q);
+    memset(s.o, 0, lanes * (size_t)dim * 4);
+    memset(s.before, 0, lanes * 4);
+    FN(configure)();
+    if (args->num_keys > 0) FN(first_reference)(&s, args->num_keys < STEP ? (int)args->num_keys : STEP);
+    else for (size_t lane = 0; lane < lanes; lane++) s.reference[lane] = HERALD_SCORE_MIN;
+    for (int64_t first = 0; first < args->num_keys; first += BLOCK) {
+        int keys = (int)(args->num_keys - first < BLOCK ? args->num_keys - first : BLOCK);
+        int64_t tile = first / HERALD_TILE;
+        char *p = args->keep_p ? args->p + (size_t)tile * FN(p_tile_amx)(args->rows) : s.p_block;
+        do {
+            memcpy(s.l, s.before, lanes * 4);
+            for (size_t lane = 0; lane < lanes; lane++) s.start[lane] = -s.reference[lane], s.top[lane] = 0.0f;
+            FN(scores_of_block)(&s, first, keys, p);
+        } while (FN(raise)(&s));
+        memcpy(s.before, s.l, lanes * 4);
+        for (int64_t each = tile; args->keep_p && each * HERALD_TILE < first + keys; each++)
+            memcpy(args->p_max + (size_t)each * lanes, s.reference, lanes * 4);
+        if (args->output) FN(output_of_block)(&s, first, keys, p);
+    }
+    _tile_release();
+    for (int row = 0; row < args->rows; row++) {
+        args->m[row] = s.reference[row];
+        args->l[row] = s.before[row] * (1.0f / UNBIASED);
+        if (!args->output) continue;
+        for (int each = 0; each < 2 * blocks; each++)
+            for (int i = 0; i < 16; i++)
+                args->o[row * dim + FN(column_of)(each, i)] =
+                    s.o[((row / 16 * 2 * blocks + each) * 16 + row % 16) * 16 + i];
+    }
+}
+
+static void FN(importance_amx)(const herald_attend *args, const float *m, const float *inv_l, float *out) {
+    int lanes = (int)FN(p_max_amx)(args->rows);
+    const __m512i odd = _mm512_set1_epi32((int)0xffff0000u);
+    float weight[1024];
+    for (int64_t key = 0; key < args->num_keys; key += STEP, out += STEP) {
+        const char *p = args->p + key / STEP * lanes * 64;
+        if (key % HERALD_TILE == 0)
+            for (int row = 0; row < lanes; row += 16) {
+                vf top = vf_set1(0.0f), scale = top; /* rows that are padding weigh nothing */
+                if (row + 16 <= args->rows) {
+                    top = vf_sub(vf_load(args->p_max + key / HERALD_TILE * lanes + row), vf_load(m + row));
+                    scale = vf_load(inv_l + row);
+                } else {
+                    float tops[16] = {0}, scales[16] = {0};
+                    for (int i = row; i < args->rows; i++) {
+                        tops[i - row] = args->p_max[key / HERALD_TILE * lanes + i] - m[i];
+                        scales[i - row] = inv_l[i];
+                    }
+                    top = vf_load(tops), scale = vf_load(scales);
+                }
+                vf_store(weight + row, vf_mul(vf_exp2(top), scale));
+            }
+        vf a = vf_set1(0.0f), b = a, c = a, d = a;
+        for (int row = 0; row < lanes; row += 2, p += 128) {
+            __m512i x = _mm512_loadu_si512(p), y = _mm512_loadu_si512(p + 64);
+            vf wx = vf_set1(weight[row]), wy = vf_set1(weight[row + 1]);
+            a = vf_fma(_mm512_castsi512_ps(_mm512_slli_epi32(x, 16)), wx, a);
+            b = vf_fma(_mm512_castsi512_ps(_mm512_and_si512(x, odd)), wx, b);
+            c = vf_fma(_mm512_castsi512_ps(_mm512_slli_epi32(y, 16)), wy, c);
+            d = vf_fma(_mm512_castsi512_ps(_mm512_and_si512(y, odd)), wy, d);
+        }
+        float even[16], uneven[16];
+        vf_store(even, vf_add(a, c));
+        vf_store(uneven, vf_add(b, d));
+        for (int i = 0; i < 16; i++) out[2 * i] = even[i], out[2 * i + 1] = uneven[i];
+    }
+}
+
+static void FN(weights_amx)(const herald_attend *args, const float *m, const int32_t *indices, int count, float *out,
+                            int stride) {
+    int lanes = (int)FN(p_max_amx)(args->rows);
+    for (int row = 0; row < args->rows; row++)
+        for (int i = 0; i < count; i++) {
+            int64_t at = indices[i] / STEP * (int64_t)lanes * 32 + row / 16 * 512 + row % 16 * 32 + indices[i] % STEP;
+            float top = args->p_max[indices[i] / HERALD_TILE * lanes + row];
+            uint32_t bits = (uint32_t)((const uint16_t *)args->p)[at] << 16;
+            float p;
+            memcpy(&p, &bits, 4);
+            out[row * stride + i] = p * tile_weight(top, m[row], 1.0f);
+        }
+}
+
+static int64_t FN(peak_amx)(int64_t rounds) {
+    static const char zeros[TILE_BYTES];
+    FN(configure)();
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    _tile_loadd(4, zeros, 64);
+    _tile_loadd(5, zeros, 64);
+    _tile_loadd(6, zeros, 64);
+    _tile_loadd(7, zeros, 64);
+    for (int64_t round = 0; round < rounds; round++) {
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 5, 6);
+        _tile_dpbf16ps(2, 4, 7);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_release();
+    return rounds * 4 * 16 * 16 * 32 * 2;
+}
+
+const herald_tier herald_tier_amx = {
+    .name = "amx",
+    .kinds = 1 << HERALD_FEW | 1 << HERALD_MANY | 1 << HERALD_AMX,
+    .many_from = 16,
+    .attend = {FN(attend_dot), FN(attend_many), FN(attend_amx)},
+    .importance = {FN(importance_few), FN(importance_many), FN(importance_amx)},
+    .weights = {FN(weights_few), FN(weights_many), FN(weights_amx)},
+    .p_tile_bytes = {FN(p_tile_few), FN(p_tile_many), FN(p_tile_amx)},
+    .p_max_floats = {FN(p_max_few), FN(p_max_many), FN(p_max_amx)},
+    .scratch_bytes = FN(scratch_bytes_amx),
+    .accumulate = FN(accumulate),
+    .collect = FN(collect),
+    .copy_row = FN(copy_row),
+    .fence = FN(fence),
+    .read = FN(read),
+    .peak = {FN(peak_fma), FN(peak_dot), FN(peak_amx)}};

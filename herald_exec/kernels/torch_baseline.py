@@ -1,0 +1,84 @@
+"""torch's two ways to do the same work: what the fused kernel is compared with.
+
+``enable_gqa`` is left out on purpose: on CPUs it is some forty times slower than folding the group into query rows, and
+no baseline.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .dispatch import usable_tiers
+
+if TYPE_CHECKING:
+    from .benchmark import KernelBench
+
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]
+
+
+def matmul_softmax_topk(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kept: int) -> torch.Tensor:
+    """bf16 matmul, fp32 softmax, sum over the group, top-k, bf16 matmul; ``q`` ``[heads, rows, d]``, ``k`` ``[heads, S, d]``."""
+    scores = torch.matmul(q, k.transpose(1, 2)).float()
+    p = torch.softmax(scores * q.shape[-1] ** -0.5, dim=-1)
+    found = torch.topk(p.sum(1), kept, dim=-1, sorted=False).indices
+    torch.matmul(p.to(v.dtype), v)
+    return found
+
+
+def attention_and_scores_topk(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kept: int) -> torch.Tensor:
+    """Fused attention with the group as query rows, and scores again for the importance that it hides."""
+    torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None])
+    p = torch.softmax(torch.matmul(q, k.transpose(1, 2)).float() * q.shape[-1] ** -0.5, dim=-1)
+    return torch.topk(p.sum(1), kept, dim=-1, sorted=False).indices
+
+
+def bench_torch(bench: "KernelBench", threads: int, repeats: int) -> list[dict[str, Any]]:
+    """GB/s of both compositions and ours, alternating in one process, same bytes, x = 1 and the largest x."""
+    from .benchmark import GROUP, HEAD_DIM, KV_HEADS, Variant
+
+    ways: dict[str, Callable[..., torch.Tensor]] = {
+        "matmul + softmax + topk": matmul_softmax_topk,
+        "attention + scores + topk": attention_and_scores_topk,
+    }
+    requests = max(1, min(bench.rows // 2, 2 * threads // KV_HEADS))
+    heads = requests * KV_HEADS
+    generator = torch.Generator().manual_seed(0)
+    shape = (heads, bench.context, HEAD_DIM)
+    k, v = (torch.empty(shape, dtype=torch.bfloat16).normal_(generator=generator) for _ in range(2))
+    nbytes = 2 * k.numel() * 2
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    results = []
+    try:
+        for x in (1, 32):
+            q = torch.randn(heads, x * GROUP, HEAD_DIM, generator=generator).bfloat16()
+            ours = Variant("ours", usable_tiers()[-1], x, threads)
+            samples: dict[str, list[float]] = {name: [] for name in (*ways, "ours")}
+            for repeat in range(min(repeats, 5) + 1):
+                for name, way in ways.items():
+                    start = time.perf_counter()
+                    way(q, k, v, bench.k)
+                    if repeat:
+                        samples[name].append(nbytes / (time.perf_counter() - start) / 1e9)
+                seconds, _found = bench.run(ours, min(requests, bench.rows))
+                if repeat:
+                    samples["ours"].append(min(requests, bench.rows) * bench.row_bytes / seconds / 1e9)
+            mine = statistics.median(samples["ours"])
+            for name in ways:
+                rate = statistics.median(samples[name])
+                results.append(
+                    {
+                        "name": f"{name}, x={x}",
+                        "x": x,
+                        "threads": threads,
+                        "gb_s": rate,
+                        "ours_gb_s": mine,
+                        "ours_over_it": mine / rate,
+                    }
+                )
+    finally:
+        torch.set_num_threads(before)
+    return results
