@@ -79,7 +79,7 @@ class Oracle:
             self.values[layer] = torch.cat([self.values[layer], kv[layer][1]], 1)
 
     def mask_pass(self, start, queries, prefix_length, draft=None):
-        """Sets by ``queries`` [MASK] tokens around the centre of the block at ``start``; draft KV is seen, not taken."""
+        """Sets by ``queries`` [MASK] tokens around the centre of the block at ``start``; a draft is seen, not taken."""
         count = self.settings.selected_tokens(prefix_length)
         chosen = {}
         first = start + self.block // 2 - queries // 2

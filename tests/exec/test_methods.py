@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from herald_exec import Options, decode
-from herald_exec.policy import PlannedPolicy
 from herald_exec.models import tiny
+from herald_exec.policy import PlannedPolicy
 from herald_pipeline import methods
 from herald_pipeline.decoding.sampling import Sampler
 from herald_pipeline.scheduling.program import BatchPolicy

@@ -158,7 +158,13 @@ def test_a_row_that_met_eos_is_frozen_and_its_neighbour_goes_on(kit, model, name
     assert run.answers[0] == free[0][: free[0].index(token) + 1]
     assert run.answers[1] == free[1]
     last = (20 % 8 + free[0].index(token)) // 8
-    blocks = {block for l in seen for g in l.groups for slot, block in zip(g.slots, g.blocks, strict=True) if slot == 0}
+    blocks = {
+        block
+        for launch in seen
+        for g in launch.groups
+        for slot, block in zip(g.slots, g.blocks, strict=True)
+        if slot == 0
+    }
     assert max(blocks) == last
     assert run.result.finished == 2
 
@@ -176,7 +182,7 @@ def test_a_slot_that_is_used_again_starts_clean(kit, model):
 
 
 def test_a_literal_mask_id_in_the_prompt_is_a_token(kit, model):
-    """The prompt's tail holds the mask's id: it stays, is not decoded over, and the draft and KV treat it as a token."""
+    """The prompt's tail holds the mask's id: it stays, and the draft and KV treat it as a token."""
     prompt = (*kit.prompts([10], 1)[0].prompt, 1, 1, 7)
     pipeline = kit.describe("herald", model.shape, budget=0.4)
     policy = planned(8, 4)

@@ -1,0 +1,117 @@
+"""Overlap is a missing edge: it shows in the trace, timing never changes a token, and every edge is needed (U18)."""
+
+import random
+import time
+from dataclasses import replace
+
+import pytest
+
+from herald_exec import Options, decode
+from herald_exec.models import tiny
+from herald_exec.policy import PlannedPolicy
+from herald_pipeline import methods, trace, validate
+from herald_pipeline.scheduling.program import BatchPolicy
+from herald_pipeline.stages import Edge
+from herald_pipeline.steps import FixedSteps, ListedSteps
+
+OFFLOADED = [name for name in methods.names() if name != "dense" and not methods.get(name).simulated_only]
+
+
+def with_edges(pipeline, edges):
+    return replace(pipeline, template=replace(pipeline.template, edges=tuple(edges)))
+
+
+def overlap_ns(spans, one, other):
+    """Time in which a span of stage ``one`` and a span of stage ``other`` run together."""
+    pairs = [(a, b) for a in spans if a.stage == one for b in spans if b.stage == other]
+    return sum(max(0, min(a.end_ns, b.end_ns) - max(a.start_ns, b.start_ns)) for a, b in pairs)
+
+
+def test_retrieval_overlaps_main_and_an_added_edge_ends_that(kit, model):
+    """Steps of 10 ms hide four selections of 30 ms; one edge puts them behind one another."""
+    naps = {"denoise": 0.01, "select": 0.03}
+
+    def slow(launch):
+        time.sleep(naps.get(launch.stage.name, 0))
+
+    pipeline = kit.describe("herald", model.shape, budget=0.2)
+    serial = with_edges(pipeline, (*pipeline.template.edges, Edge("upload", "denoise")))
+    options = Options(keep_trace=True, before_stage=slow)
+    runs = [
+        decode(p, model, kit.prompts([40], 40), policy=PlannedPolicy(FixedSteps(8, 8)), options=options)
+        for p in (pipeline, serial)
+    ]
+    assert runs[0].answers == runs[1].answers
+    together, apart = (overlap_ns(run.trace.spans, "select", "denoise") for run in runs)
+    # The last of five blocks has no retrieval; half of the others' 4 x 30 ms is a mild demand on a busy machine.
+    assert together > 4 * 60_000_000
+    assert apart == 0
+    assert runs[1].result.block_time_s > runs[0].result.block_time_s + 0.04
+    assert runs[1].result.stall_s > runs[0].result.stall_s
+    for run in runs:
+        trace.validate(run.trace)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("first", [1, 51, 101, 151])
+def test_two_hundred_seeds_of_delays_give_the_same_tokens_and_pools(kit, first):
+    """Each launch sleeps a random time first; a slot is used twice, T is mixed."""
+    model = tiny(block_length=4, num_layers=3, hidden_size=32, intermediate_size=32, vocab_size=64, eos_token_ids=())
+    requests = kit.prompts([9, 5, 6], [4, 6, 4], vocab=64)
+    pipeline = kit.describe("herald", model.shape, budget=0.3, exact_layers=1)
+    policy = PlannedPolicy(ListedSteps(((1, 3), (2, 1)), 4), order="scripted")
+
+    def run(seed):
+        draw = random.Random(seed)
+
+        def delay(_launch):
+            if seed > 0:
+                time.sleep(draw.choice((0, 0, 0, 1e-4, 3e-4, 1e-3)))
+
+        batch_policy = list(BatchPolicy)[seed % 2]
+        options = Options(batch=2, check=True, policy=batch_policy, threads=1, before_stage=delay)
+        return decode(pipeline, model, requests, policy=policy, options=options)
+
+    expected = [run(0), run(-1)]
+    for seed in range(first, first + 50):
+        found, wanted = run(seed), expected[seed % 2]
+        assert found.answers == wanted.answers, seed
+        assert found.checksums == wanted.checksums, seed
+
+
+@pytest.mark.parametrize("name", OFFLOADED)
+def test_every_edge_is_caught_when_it_is_missing(name):
+    """Without it the validator finds two launches that touch one cell in no order."""
+    pipeline = kit_free(name)
+    for edge in pipeline.template.edges:
+        assert validate.edge_verdict(pipeline, edge) == "caught", str(edge)
+
+
+def kit_free(name):
+    from herald_pipeline import catalogue
+    from herald_pipeline.pipeline import build
+
+    return build(catalogue.get("tiny"), name)
+
+
+@pytest.mark.parametrize(("before", "after"), [("draft_down", "project"), ("upload", "swap")])
+def test_a_missing_edge_also_shows_in_a_run_that_is_slow_there(kit, model, before, after):
+    """The double of U18: the edge is gone and its source sleeps; the checks end the run, or the tokens differ."""
+    from herald_pipeline.errors import RunError
+
+    pipeline = kit.describe("herald", model.shape, budget=0.3)
+    policy, requests = PlannedPolicy(FixedSteps(2, 8), order="scripted"), kit.prompts([60], 32)
+    good = decode(pipeline, model, requests, policy=policy, options=Options(check=True))
+
+    def late(launch):
+        if launch.stage.name == before:
+            time.sleep(0.03)
+
+    edges = [edge for edge in pipeline.template.edges if (edge.before, edge.after) != (before, after)]
+    assert len(edges) == len(pipeline.template.edges) - 1
+    options = Options(check=True, before_stage=late)
+    try:
+        run = decode(with_edges(pipeline, edges), model, requests, policy=policy, options=options)
+    except RunError:
+        return
+    assert (run.answers, run.checksums) != (good.answers, good.checksums)
