@@ -273,7 +273,7 @@ class Recorder:
         def per_block(total_ns: float) -> float | None:
             return total_ns / blocks / NS_PER_S if measured else None
 
-        main_ns = sum(sums.busy_ns for name, sums in self.stages.items() if name in _FORWARD_STAGES)
+        main_ns = sum(sums.busy_ns for name, sums in self.stages.items() if name in FORWARD_STAGES)
         rows = self._window_row_blocks
         return Result(
             source=self.source,
@@ -316,5 +316,5 @@ class Recorder:
 
 _RETRIEVAL_STAGES = frozenset({"project", "select", "finish", "exact_layer", "gather", "upload", "fetch", "proxy"})
 """The retrieval latency of Fig. 14: selection and everything until its entries are on the device."""
-_FORWARD_STAGES = frozenset({"denoise", "decide", "exact_step", "select_step"})
+FORWARD_STAGES = frozenset({"denoise", "decide", "exact_step", "select_step"})
 """Model forwards of the main stream: Fig. 14's main latency."""

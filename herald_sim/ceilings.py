@@ -197,23 +197,19 @@ def _kernel(point: _Point, name: str, queries: int) -> Ceiling:
 
 
 def _forward(point: _Point, name: str, pipeline: Pipeline, batch: int, said: str) -> Ceiling:
-    """T denoising forwards and the completing one on the GPU; selection and transfer free."""
+    """T denoising forwards on the GPU; the completing forward is left out, as it is of the fetch ceilings."""
     costs = CostModel(pipeline, point.profile)
     stage = pipeline.template.denoise
     selected = pipeline.settings.selected_tokens(point.context)
 
-    def forward_ns(mode: Mode) -> int:
-        group = RowGroup(tuple(range(batch)), (0,) * batch, mode, batch * point.context, batch * selected, 0)
-        return costs.stage_cost(stage, launch_shape((group,), point.block), None).total_ns
-
-    step_ns, complete_ns = forward_ns(Mode.DENOISE), forward_ns(Mode.COMPLETE)
-    block_ns = point.steps * step_ns + complete_ns
+    group = RowGroup(tuple(range(batch)), (0,) * batch, Mode.DENOISE, batch * point.context, batch * selected, 0)
+    step_ns = costs.stage_cost(stage, launch_shape((group,), point.block), None).total_ns
+    block_ns = point.steps * step_ns
     inputs = {
         "B": point.block,
         "T": point.steps,
         "batch": said,
         "step_ns_per_request": step_ns / batch,
-        "completing_ns_per_request": complete_ns / batch,
         "kv_tokens": selected if pipeline is point.sparse else point.context,
     }
     engine, gpu = point.profile.engine, point.profile.machine.gpu
@@ -224,7 +220,7 @@ def _forward(point: _Point, name: str, pipeline: Pipeline, batch: int, said: str
         gemm_efficiency=known(engine.gemm_efficiency),
         sampler_passes=known(engine.sampler_passes),
     )
-    formula = "batch x B / (T x step + completing forward)"
+    formula = "batch x B / (T x step)"
     return Ceiling(name, "gpu", point.per_second(block_ns, batch), formula, inputs, sources)
 
 

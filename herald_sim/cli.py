@@ -99,6 +99,7 @@ def run(
     prefix_window: PrefixWindow = None,
     trace_out: Annotated[Path | None, typer.Option("--trace-out", help="Chrome trace (.json or .json.gz).")] = None,
     check: Annotated[bool, typer.Option("--check", help="Run the invariants.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Leave contention out; many blocks at once.")] = False,
     as_json: Json = False,
 ) -> None:
     """Simulate one configuration, event by event."""
@@ -141,7 +142,9 @@ def run(
         "rates: "
         + ", ".join(f"{name} {value:g}" if _is_number(value) else f"{name} {value}" for name, value in rates.items())
     )
-    result = simulate(pipeline, profile, workload, memory=options.memory(profile), check=check, trace_out=trace_out)
+    result = simulate(
+        pipeline, profile, workload, memory=options.memory(profile), check=check, trace_out=trace_out, fast=fast
+    )
     if as_json:
         _print_json(result.to_dict())
     else:

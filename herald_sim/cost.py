@@ -5,6 +5,7 @@ engine reaches; CPU selection takes the *sum* of its pass over the KV and its wo
 from fewer queries is gradual down to one query (HERALD, Fig. 8). Floats end here: what leaves is whole nanoseconds.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -115,6 +116,9 @@ class CostModel:
         self._peak = known(machine.gpu.peak_tflop_s).peak * _FLOP_NS_PER_TFLOP_S
         self._weight_rate = self._hbm * known(engine.weight_read_efficiency).peak
         self._layer_ns = known(engine.layer_overhead_us).peak * _NS_PER_US
+        self._copy_ns = _optional(engine.copy_overhead_us) * _NS_PER_US
+        own = engine.retrieval_layer_overhead_us
+        self._retrieval_layer_ns = None if own is None else own.peak * _NS_PER_US
         self._stage_ns = _optional(engine.stage_overhead_us) * _NS_PER_US
         # Without a GPU, cores play it: some for the main stream, the others for retrieval and every copy.
         self._emulated = machine.gpu.emulated
@@ -184,10 +188,11 @@ class CostModel:
             kinds: set[OpKind] = set()
             for op in repeat.ops:
                 if op.kind is OpKind.COPY or op.kind in _CPU_KINDS:
-                    if layer_ns:
-                        segments.append((layer_ns / max(kernels, 1), max(kernels, 1)))
+                    if kernels:
+                        layer_ns += self._layer_overhead_ns(kinds, small)
+                        segments.append((layer_ns / kernels, kernels))
                         layer_ns, kernels = 0.0, 0
-                    _close(phases, segments)
+                    self._close(phases, segments)
                     phases.append(self._flow(op))
                 elif op.kind is OpKind.HEAD:
                     segments.append((self._gpu_ns(op), repeat.count))
@@ -198,9 +203,12 @@ class CostModel:
                     layer_ns += self._gpu_ns(op)
                     kinds.add(op.kind)
                     kernels = self._layer_kernels(kinds, small)
-            if layer_ns:
+            if kernels:
+                layer_ns += self._layer_overhead_ns(kinds, small)
                 segments.append((layer_ns / kernels, kernels * repeat.count))
-        _close(phases, segments)
+        self._close(phases, segments)
+        if self._copy_ns and stage.resource in (H2D, D2H) and work:
+            phases.append(Flow(round(self._copy_ns), ()))
         if self._emulated and stage.stream != "main":
             phases = [_on_retrieval_cores(phase) for phase in phases]
         return tuple(phases)
@@ -212,43 +220,71 @@ class CostModel:
         halves = (OpKind.QKV in kinds) + (OpKind.OUTPUT in kinds or OpKind.FFN in kinds)
         return max(1, round(self._retrieval_kernels * max(halves, 1) / 2))
 
+    def _layer_overhead_ns(self, kinds: set[OpKind], small: bool) -> float:
+        """Fixed cost of a layer's part: the projection carries it.
+
+        Where the retrieval's own is stated, the projection and the rest of the layer carry half each.
+        """
+        if not small or self._retrieval_layer_ns is None:
+            return self._layer_ns if OpKind.QKV in kinds else 0.0
+        return self._retrieval_layer_ns * ((OpKind.QKV in kinds) + (OpKind.OUTPUT in kinds)) / 2
+
     def _flow(self, op: Op) -> Flow:
-        if op.kind is OpKind.SELECT:
-            return self._select(op)
-        machine = self.profile.machine
-        dram = known(machine.dram.read_gb_s).peak if machine.dram.read_gb_s is not None else 0.0
-        if op.kind is OpKind.GATHER:
-            share = self._read("gather_dram_efficiency", self._engine.gather_dram_efficiency, op.dram_bytes)
-            time = op.dram_bytes / (dram * share)
-            return Flow(round(time), ((DRAM, share),))
-        name = _COPY_LAYOUT_EFFICIENCY[op.layout]
-        size = op.h2d_bytes + op.d2h_bytes
-        efficiency = 1.0 if name is None else self._read(name, getattr(self._engine, name), size)
-        h2d, d2h = machine.link.h2d_gb_s, machine.link.d2h_gb_s
-        time = 0.0
+        """Time alone of an op that moves bytes, and the shares of the rates that it takes then."""
+        time = self._flow_ns(op)
+        if not time:
+            return Flow(0, ())
+        read = self.profile.machine.dram.read_gb_s
         uses: list[tuple[str, float]] = []
         if op.h2d_bytes:
-            time += op.h2d_bytes / (self._read("h2d_gb_s", h2d, op.h2d_bytes) * efficiency)
             uses.append((H2D, 1.0))
         if op.d2h_bytes:
-            time += op.d2h_bytes / (self._read("d2h_gb_s", d2h, op.d2h_bytes) * efficiency)
             uses.append((D2H, 1.0))
-        if time and self._duplex:
-            uses.append((DUPLEX, _share(size / time, self._duplex)))
-        if time and dram:
-            uses.append((DRAM, _share(op.dram_bytes / time, dram)))
+        if uses and self._duplex:
+            uses.append((DUPLEX, _share((op.h2d_bytes + op.d2h_bytes) / time, self._duplex)))
+        if read is not None:
+            uses.append((DRAM, _share(op.dram_bytes / time, read.peak)))
         return Flow(round(time), tuple(uses))
 
-    def _select(self, op: Op) -> Flow:
+    def _flow_ns(self, op: Op) -> float:
+        if op.kind is OpKind.SELECT:
+            return self._select_ns(op)
+        machine, engine = self.profile.machine, self._engine
+        if op.kind is OpKind.GATHER:
+            share = self._read("gather_dram_efficiency", engine.gather_dram_efficiency, op.dram_bytes)
+            overhead = _optional(engine.gather_overhead_us) * _NS_PER_US
+            return overhead + op.dram_bytes / (known(machine.dram.read_gb_s).peak * share)
+        name = _COPY_LAYOUT_EFFICIENCY[op.layout]
+        size = op.h2d_bytes + op.d2h_bytes
+        efficiency = 1.0 if name is None else self._read(name, getattr(engine, name), size)
+        up = self._link_rate("h2d_gb_s", machine.link.h2d_gb_s, op.h2d_bytes)
+        down = self._link_rate("d2h_gb_s", machine.link.d2h_gb_s, op.d2h_bytes)
+        return (op.h2d_bytes / up + op.d2h_bytes / down) / efficiency
+
+    def _link_rate(self, name: str, rate: Quantity | None, num_bytes: float) -> float:
+        """Rate of one direction; a direction that nothing crosses is not asked for."""
+        unused = isinstance(num_bytes, float) and not num_bytes
+        return math.inf if unused else self._read(name, rate, num_bytes)
+
+    def _select_ns(self, op: Op) -> float:
         """Sum of the pass over the KV and of the queries' work, and a fixed time where the engine states one."""
         machine, engine = self.profile.machine, self._engine
-        dram = known(machine.dram.read_gb_s).peak
         share = self._read("select_dram_efficiency", engine.select_dram_efficiency, op.dram_bytes)
         flops = known(machine.cpu.attention_tflop_s).peak * _FLOP_NS_PER_TFLOP_S
         flops *= self._read("select_flops_efficiency", engine.select_flops_efficiency, op.queries)
-        time = op.dram_bytes / (dram * share) + op.cpu_flops / flops
-        time += _optional(engine.select_overhead_us) * _NS_PER_US
-        return Flow(round(time), ((DRAM, _share(op.dram_bytes / time, dram)),) if time else ())
+        time = op.dram_bytes / (known(machine.dram.read_gb_s).peak * share) + op.cpu_flops / flops
+        return time + _optional(engine.select_overhead_us) * _NS_PER_US
+
+    def _longer(self, one: float, other: float) -> float:
+        """The later of two ends; fast mode prices all blocks at once and overrides it."""
+        return max(one, other)
+
+    def _close(self, phases: list[Phase], segments: list[tuple[float, int]]) -> None:
+        """Move the kernels gathered so far into a phase."""
+        if segments:
+            total = sum(time * count for time, count in segments)
+            phases.append(Kernels(round(total), tuple(segments), sum(count for _, count in segments)))
+            segments.clear()
 
     # Ops on the GPU --------------------------------------------------------------------------------------------------
 
@@ -265,18 +301,16 @@ class CostModel:
     def _op_time(self, op: Op) -> float:
         if op.kind in _MATRICES:
             rate = self._peak * self._read("gemm_efficiency", self._engine.gemm_efficiency, op.tokens)
-            time = max(op.weight_bytes / self._weight_rate, op.gpu_flops / rate)
-            # Every layer's forward has one projection: it carries the layer's fixed cost.
-            return time + self._layer_ns if op.kind is OpKind.QKV else time
+            return self._longer(op.weight_bytes / self._weight_rate, op.gpu_flops / rate)
         if op.kind is OpKind.EXPERTS:
             return self._experts_ns(op)
         if op.kind is OpKind.SAMPLE:
             return op.hbm_bytes * known(self._engine.sampler_passes).peak / self._hbm
         share = self._read("attention_efficiency", self._engine.attention_efficiency, op.hbm_bytes)
         time = op.hbm_bytes / (self._hbm * share)
-        if op.gpu_flops:
+        if op.kind is not OpKind.TOP_K:
             rate = self._peak * self._read("gemm_efficiency", self._engine.gemm_efficiency, op.tokens)
-            time = max(time, op.gpu_flops / rate)
+            time = self._longer(time, op.gpu_flops / rate)
         return time
 
     def _experts_ns(self, op: Op) -> float:
@@ -287,7 +321,7 @@ class CostModel:
         efficiency = self._read("grouped_gemm_efficiency", self._engine.grouped_gemm_efficiency, op.tokens)
         flops = op.gpu_flops * (1 + padding / max(rows, 1))
         read = op.weight_bytes * hit / self._experts
-        return max(read / self._weight_rate, flops / (self._peak * efficiency))
+        return self._longer(read / self._weight_rate, flops / (self._peak * efficiency))
 
     def experts_hit(self, tokens: int) -> float:
         """Distinct experts of a layer that ``tokens`` tokens reach; [MASK] tokens route alike (routed_token_share)."""
@@ -323,15 +357,7 @@ def _on_retrieval_cores(phase: Phase) -> Phase:
     """The phase without a GPU and its copy engines: retrieval's kernels, selection and copies take turns."""
     if isinstance(phase, Kernels):
         return Flow(phase.total_ns, ((RETRIEVAL_CORES, 1.0),))
-    return Flow(phase.total_ns, (*phase.uses, (RETRIEVAL_CORES, 1.0))) if phase.uses else phase
-
-
-def _close(phases: list[Phase], segments: list[tuple[float, int]]) -> None:
-    """Move the kernels gathered so far into a phase."""
-    if segments:
-        total = sum(time * count for time, count in segments)
-        phases.append(Kernels(round(total), tuple(segments), sum(count for _, count in segments)))
-        segments.clear()
+    return Flow(phase.total_ns, (*phase.uses, (RETRIEVAL_CORES, 1.0)))
 
 
 def _optional(quantity: Quantity | None) -> float:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from herald_pipeline import capacity, hardware_io, trace
+from herald_pipeline import capacity, hardware_io, trace, validate
 from herald_pipeline.capacity import Memory
 from herald_pipeline.errors import ConfigError
 from herald_pipeline.hardware import Profile
@@ -30,6 +30,7 @@ def simulate(
     check: bool = False,
     trace_out: Path | None = None,
     beyond_memory: bool = False,
+    fast: bool = False,
 ) -> Result:
     """Event-driven prediction of a run.
 
@@ -43,6 +44,9 @@ def simulate(
         Where to write the Chrome trace (``.gz`` compresses).
     beyond_memory
         Go on where it does not fit, as if memory had no end: the projected lines of figures.
+    fast
+        Leave contention out and evaluate all blocks at once (:mod:`herald_sim.fast`); the result's ``mode`` says so, or
+        why events were used all the same, and ``contention_error`` what a few blocks of events differ by.
 
     Raises
     ------
@@ -55,7 +59,16 @@ def simulate(
     if profile.missing(required):
         profile.check_complete(required, hardware_io.complete_names(required))
     memory = memory or Memory.of(profile)
+    _validate(pipeline)
     room = _room(pipeline, workload, memory, beyond_memory=beyond_memory)
+    mode = "events"
+    if fast:
+        from herald_sim import fast as fast_mode
+
+        reason = fast_mode.why_not(pipeline, workload)
+        if reason is None and trace_out is None and not check:
+            return _fast_result(pipeline, profile, workload, memory)
+        mode = f"events (fast mode: {reason or 'a trace or a check needs events'})"
     recorder = Recorder("simulated", keep_trace=trace_out is not None)
     costs = CostModel(pipeline, profile)
     program = Program(pipeline, workload.blocked(), slots=workload.batch, policy=workload.policy, kv_tokens=room)
@@ -71,11 +84,61 @@ def simulate(
         rejected=program.admission.rejected,
         **facts(pipeline, profile, workload, memory),
     )
-    result = replace(result, **status(result, costs, workload))
+    result = replace(result, extra={**result.extra, "mode": mode}, **status(result, costs, workload))
     if trace_out is not None and recorder.trace is not None:
         recorder.trace.facts = {"model": pipeline.model.name, "method": pipeline.method.name, "hardware": profile.name}
         trace.write_chrome(recorder.trace, trace_out)
     return result
+
+
+_FEW_BLOCKS = 6
+_validated: set[tuple[str, int, int, str, int]] = set()
+
+
+def _validate(pipeline: Pipeline) -> None:
+    """Refuse a description with hazards or deadlocks; each structure is looked at once."""
+    settings = pipeline.settings
+    key = (
+        pipeline.method.name,
+        settings.queries,
+        settings.exact_layers,
+        settings.exact_layers_on,
+        settings.staging_buffers,
+    )
+    if key not in _validated:
+        validate.check(pipeline)
+        _validated.add(key)
+
+
+def _fast_result(pipeline: Pipeline, profile: Profile, workload: Workload, memory: Memory) -> Result:
+    """A run of few blocks by events, with the figures of all blocks put in and their difference stated."""
+    from herald_sim import fast as fast_mode
+
+    length = pipeline.settings.block_length
+    few = [replace(r, new_tokens=min(r.new_tokens, _FEW_BLOCKS * length)) for r in workload.requests]
+    short = replace(workload, requests=tuple(few))
+    by_events = simulate(pipeline, profile, short, memory=memory, beyond_memory=True)
+    both = fast_mode.evaluate(pipeline, profile, short)
+    found = fast_mode.evaluate(pipeline, profile, workload)
+    assert by_events.throughput_tok_s is not None
+    error = both.throughput_tok_s / by_events.throughput_tok_s - 1
+    blocks = workload.blocked()[0].blocks
+    return replace(
+        by_events,
+        throughput_tok_s=found.throughput_tok_s,
+        block_time_s=found.block_time_s,
+        first_block_time_s=found.first_block_time_s,
+        main_time_s=found.main_time_s,
+        stall_s=found.stall_s,
+        retrieval_time_s=None,
+        exposed_transfer_s=None,
+        end_to_end_tok_s=None,
+        blocks=blocks,
+        forwards=by_events.forwards // by_events.blocks * blocks,
+        delivered_tokens=found.delivered_tokens,
+        extra={**by_events.extra, "mode": "fast: contention left out", "contention_error": error},
+        **{key: value for key, value in facts(pipeline, profile, workload, memory).items() if key != "extra"},
+    )
 
 
 def _room(pipeline: Pipeline, workload: Workload, memory: Memory, *, beyond_memory: bool) -> int | None:

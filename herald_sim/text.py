@@ -76,6 +76,12 @@ def result_text(result: Result) -> str:
         lines.append(f"  overridden      {', '.join(result.provenance['overrides'])}")
     if result.interval is not None:
         lines.append(f"  95% interval    {number(result.interval[0])} to {number(result.interval[1])} tok/s")
+    if "contention_error" in about:
+        lines.append(
+            f"  fast mode       without contention; events give {-100 * about['contention_error']:+.2g}% on 6 blocks"
+        )
+    elif str(about.get("mode", "events")) != "events":
+        lines.append(f"  mode            {about['mode']}")
     lines += [f"  assumed         {assumption}" for assumption in result.assumptions]
     return "\n".join(lines)
 
