@@ -5,10 +5,12 @@ retrieval stream, and a copy within host memory stands for the link. That is how
 """
 
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 
@@ -170,3 +172,26 @@ def row_of(timing: Timing, **columns: Any) -> Row:
 def widest(timings: Iterable[Timing]) -> float:
     """Largest spread of several timings."""
     return round(max((timing.spread for timing in timings), default=0.0), 4)
+
+
+class Beside:
+    """Context in which ``work`` runs in a loop in another thread, on ``cores``."""
+
+    def __init__(self, cores: tuple[int, ...], work: Work) -> None:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(cores, work), daemon=True)
+
+    def _run(self, cores: tuple[int, ...], work: Work) -> None:
+        with pinned(cores), torch.inference_mode():
+            while not self._stop.is_set():
+                work()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()

@@ -33,9 +33,10 @@ FREE: dict[str, tuple[float, float]] = {
     "scattered_copy_efficiency": (0.01, 1.0),
     "select_dram_efficiency": (0.1, 1.0),
     "select_flops_efficiency": (0.1, 1.0),
-    "retrieval_kernels_per_layer": (2.0, 200.0),
 }
 """Engine quantities that are fitted, with bounds. Weight reading and usable memory are set by hand."""
+KERNELS = "retrieval_kernels_per_layer"
+"""A count has no derivative: some values are tried, the others fitted at each."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Fit:
     spreads: dict[str, float]
     errors: dict[str, float]
     fitted: tuple[str, ...]
+    chi2: float
 
     def summary(self) -> str:
         """Mean and worst error of the targets fitted and of those held out."""
@@ -62,35 +64,37 @@ def profile_with(values: dict[str, float]) -> Profile:
     return hardware_io.resolve(HARDWARE, None, [f"engine.{name}={value!r}" for name, value in values.items()])
 
 
-def fit(chosen: Sequence[Target], free: Sequence[str], *, report: Callable[[str], None] = print) -> Fit:
-    """Least-squares fit of ``free`` quantities to ``chosen`` targets; all targets of the fit set are evaluated."""
+def fit(chosen: Sequence[Target], kernels: int, *, report: Callable[[str], None] = print) -> Fit:
+    """Least-squares fit to ``chosen`` targets at one count of kernels; all targets of the fit set are evaluated."""
+    free = tuple(FREE)
     engine = profile_with({}).engine
     start = {name: known(getattr(engine, name)).peak for name in free}
     low, high = (np.log([FREE[name][side] for name in free]) for side in (0, 1))
     x0 = np.clip(np.log([start[name] for name in free]), low + 1e-6, high - 1e-6)
 
     def residuals(x: np.ndarray) -> np.ndarray:
-        profile = profile_with(dict(zip(free, np.exp(x).tolist(), strict=True)))
+        profile = profile_with({**dict(zip(free, np.exp(x).tolist(), strict=True)), KERNELS: kernels})
         found = np.array([np.log(t.predict(profile) / t.published) / t.spread for t in chosen])
         report(f"chi2 {float(found @ found):.2f}")
         return found
 
-    # Steps of 3%: kernel counts are whole numbers, smaller ones would not move them.
+    # Steps of 2%: sampler passes are counted in whole kernels, smaller steps would not move them.
     solved = least_squares(
         residuals,
         x0,
         bounds=(low, high),
-        diff_step=0.03 / np.maximum(np.abs(x0), 1.0),
+        diff_step=0.02 / np.maximum(np.abs(x0), 1.0),
         xtol=1e-3,
         ftol=1e-3,
-        max_nfev=12,
+        max_nfev=8,
     )
     values = dict(zip(free, np.exp(solved.x).tolist(), strict=True))
     covariance = np.linalg.pinv(solved.jac.T @ solved.jac)
     spreads = dict(zip(free, np.sqrt(np.diag(covariance)).tolist(), strict=True))
+    values[KERNELS] = kernels
     profile = profile_with(values)
     errors = {t.key: t.predict(profile) / t.published - 1 for t in targets() if t.set == FIT}
-    return Fit(values, spreads, errors, tuple(t.key for t in chosen))
+    return Fit(values, spreads, errors, tuple(t.key for t in chosen), 2 * float(solved.cost))
 
 
 def write(fit_: Fit, path: Path) -> None:
@@ -102,6 +106,9 @@ def write(fit_: Fit, path: Path) -> None:
         end = text.find("\n[", at)
         body = text[at : end if end >= 0 else len(text)]
         body = re.sub(r"^value = .*$", f"value = {value:.4g}", body, flags=re.MULTILINE)
+        if name not in fit_.spreads:
+            text = text[:at] + body + (text[end:] if end >= 0 else "")
+            continue
         spread = f"spread = {fit_.spreads[name]:.2g}"
         body = (
             re.sub(r"^spread = .*$", spread, body, flags=re.MULTILINE)
@@ -117,6 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="fit targets of this model (llada2-mini) or context (32768) only")
     parser.add_argument("--without", help="leave out targets whose key begins with this text")
+    parser.add_argument("--kernels", type=int, nargs="+", default=[16, 24, 32, 40, 48, 64], help=f"{KERNELS} to try")
     parser.add_argument("--write", action="store_true", help="write the values into the profile")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -125,12 +133,14 @@ def main() -> None:
         chosen = [t for t in chosen if options.only in (t.model, str(t.context))]
     if options.without:
         chosen = [t for t in chosen if not t.key.startswith(options.without)]
-    found = fit(chosen, list(FREE), report=(lambda _: None) if options.json else print)
+    silent: Callable[[str], None] = lambda _: None  # noqa: E731 - one line, one use
+    fits = [fit(chosen, count, report=silent if options.json else print) for count in options.kernels]
+    found = min(fits, key=lambda one: one.chi2)
     if options.json:
         print(json.dumps({"values": found.values, "spreads": found.spreads, "errors": found.errors}))
     else:
         for name, value in found.values.items():
-            print(f"{name:32s} {value:10.4g} +- {100 * found.spreads[name]:.0f}%")
+            print(f"{name:32s} {value:10.4g} +- {100 * found.spreads.get(name, 0):.0f}%")
         for key, error in found.errors.items():
             print(f"{key:55s} {100 * error:+6.1f}%" + ("" if key in found.fitted else "  held out"))
         print(found.summary())

@@ -18,7 +18,7 @@ from calibration import parts, profile_file
 from calibration.bench import Bench, Part, divide_cores
 from calibration.host import Host, pcie, software, this_host
 from calibration.profile_file import ENGINE, Stamp
-from calibration.reference import reference_part
+from calibration.reference import reference_part, reference_seconds
 from calibration.timing import Plan
 from herald_exec import kernels
 from herald_pipeline.errors import ConfigError, ProfileError, did_you_mean
@@ -121,8 +121,9 @@ def _bench(request: Request, device: torch.device) -> Bench:
 
 
 def _measure_parts(bench: Bench, names: Sequence[str], say: Say) -> list[Part]:
-    done, refused = [], []
+    done, refused, references = [], [], []
     for name in [known for known in parts.NAMES if known in names]:
+        references.append(reference_seconds(bench.device, bench.main_cores))
         start = time.perf_counter()
         try:
             part = parts.get(name)(bench)
@@ -138,7 +139,7 @@ def _measure_parts(bench: Bench, names: Sequence[str], say: Say) -> list[Part]:
     if refused:
         raise ProfileError("nothing was written, because samples disagree:\n" + "\n".join(refused))
     # Its time, taken again beside every run, tells how much the machine has slowed down or sped up since.
-    done.append(reference_part(bench))
+    done.append(reference_part(references))
     return done
 
 

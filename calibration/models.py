@@ -9,16 +9,16 @@ DEMO = "demo"
 
 
 def demo_shape() -> ModelShape:
-    """``tiny``, grown: 6 layers of 384, 6 query heads over 2 KV heads of 64, a vocabulary of 2048 (11 M parameters)."""
+    """``tiny``, grown to 28 M parameters: 4 layers of 768, 12 query heads over 4 KV heads of 64, 2048 words."""
     return replace(
         catalogue.get("tiny"),
         name=DEMO,
-        num_layers=6,
-        hidden_size=384,
-        num_heads=6,
-        num_kv_heads=2,
+        num_layers=4,
+        hidden_size=768,
+        num_heads=12,
+        num_kv_heads=4,
         head_dim=64,
-        intermediate_size=1024,
+        intermediate_size=2048,
         vocab_size=2048,
         max_positions=32768,
         mask_token_id=2047,

@@ -5,13 +5,13 @@ run that is compared with it; the ratio is the **drift**, reported beside every 
 """
 
 import csv
-import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from calibration.bench import Bench, Part, pinned, row_of
-from calibration.timing import HostClock, Work
+from calibration.bench import Part, pinned, row_of
+from calibration.timing import HostClock, Timing, Work
 from herald_pipeline.errors import ProfileError
 
 NAME = "reference"
@@ -32,20 +32,22 @@ def reference_work(device: torch.device | str = "cpu") -> Work:
     return run
 
 
-def reference_part(bench: Bench) -> Part:
-    """The reference's time as a part without quantities."""
-    work = reference_work(bench.device)
-    timing = bench.time({NAME: work})[NAME]
-    return Part(NAME, [], [row_of(timing, case=NAME)])
+def reference_part(seconds: Sequence[float]) -> Part:
+    """The reference's times, taken between the parts of a measurement, as a part without quantities."""
+    return Part(NAME, [], [row_of(Timing(NAME, tuple(seconds), 1), case=NAME)])
 
 
-def reference_seconds(device: torch.device | str, cores: tuple[int, ...], samples: int = 15) -> float:
-    """Median time of the reference now, on ``cores``; disturbed samples are not refused, they are the question."""
+def reference_seconds(device: torch.device | str, cores: tuple[int, ...], least_s: float = 0.15) -> float:
+    """Mean time of the reference over ``least_s`` from now on, on ``cores``.
+
+    A mean, because time that other programs take from this one is what is asked for.
+    """
     work = reference_work(device)
     clock = HostClock()
     with pinned(cores), torch.inference_mode():
-        work()
-        return statistics.median(clock.seconds(work, 1) for _ in range(samples))
+        once = clock.seconds(work, 1)
+        times = max(3, round(least_s / max(once, 1e-6)))
+        return clock.seconds(work, times) / times
 
 
 def read_reference(raw: Path) -> float | None:

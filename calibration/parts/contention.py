@@ -3,14 +3,12 @@
 The profile shares DRAM, the link and the GPU by arithmetic; these pairs say how well that holds on this machine.
 """
 
-import threading
-from types import TracebackType
-from typing import Self
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from calibration.bench import Bench, Part, pinned, row_of
+from calibration.bench import Bench, Beside, Part, row_of
 from calibration.parts import gemm
 from calibration.timing import Work
 from herald_exec import kernels
@@ -20,6 +18,8 @@ from herald_exec.attention import attend_partial
 def measure(bench: Bench) -> Part:
     """Products and attention of the main stream, each beside selection and beside copies of the retrieval stream."""
     part = Part("contention")
+    # What disturbs is the question here; no number of the profile comes of it, so nothing is refused.
+    bench = replace(bench, plan=replace(bench.plan, max_spread=1.0, more=0))
     shape, block = bench.shape, bench.block_length
     model = gemm.layers_model(bench)
     q = bench.random(4, block, shape.num_heads, shape.head_dim)
@@ -56,26 +56,3 @@ def measure(bench: Bench) -> Part:
                 slower = timing.seconds / alone_other[name].seconds
                 part.rows.append(row_of(timing, case=name, beside=main_name, times_as_long=round(slower, 3)))
     return part
-
-
-class Beside:
-    """Context in which ``work`` runs in a loop in another thread, on ``cores``."""
-
-    def __init__(self, cores: tuple[int, ...], work: Work) -> None:
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(cores, work), daemon=True)
-
-    def _run(self, cores: tuple[int, ...], work: Work) -> None:
-        with pinned(cores), torch.inference_mode():
-            while not self._stop.is_set():
-                work()
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join()

@@ -1,17 +1,29 @@
-"""What a launch costs the host, what waiting for another stream costs, and into how many kernels a layer falls."""
+"""What a launch costs the host: empty ones, and the stages of the retrieval pass at a context that is next to nothing.
 
+The pass runs in the executor beside real steps, with a short prompt, so that what is left of each stage is its fixed
+cost: bookkeeping, small kernels, waiting for the interpreter. The method is ``herald-no-draft``.
+"""
+
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from calibration.bench import Bench, Part, Value, row_of
+from calibration.parts import gemm
 from calibration.parts.gemm import layers_model
+from calibration.points import Point
+from calibration.runs import run_point
+from calibration.timing import Timing
 from herald_exec.attention import attend_partial, merge
-from herald_exec.models import BlockModel
+from herald_exec.models import BlockModel, random_model
 from herald_exec.streams import Completion, ThreadStreams
+from herald_pipeline.units import NS_PER_S
 
 _LAUNCHES = 100
+_ROWS = 2
+"""Requests of the short run: small, and more than one, because some of the bookkeeping is per request."""
 
 
 def measure(bench: Bench) -> Part:
@@ -30,9 +42,10 @@ def measure(bench: Bench) -> Part:
     row = timings["in a row"]
     with torch.inference_mode():
         kernels = layer_kernels(bench)
+    part.values += _stage_overheads(bench, part)
     part.rows += [{"case": f"kernels, {name}", "launches": count} for name, count in kernels.items()]
     note = "torch operations that compute, counted in one layer"
-    part.values = [
+    part.values += [
         Value(
             "engine.stage_overhead_us", "us", row.seconds / _LAUNCHES * 1e6, spread=row.spread, note="empty launches"
         ),
@@ -40,6 +53,38 @@ def measure(bench: Bench) -> Part:
         Value("engine.retrieval_kernels_per_layer", "kernels", float(kernels["retrieval"]), note=note),
     ]
     return part
+
+
+def _stage_overheads(bench: Bench, part: Part) -> list[Value]:
+    """Fixed cost of retrieval's stages: their medians at a short prompt, less what their work takes alone."""
+    shape = replace(bench.shape, vocab_size=256, mask_token_id=255, eos_token_ids=())
+    block, kv = bench.block_length, str(bench.kv_dtype)
+    point = Point("herald-no-draft", 2 * block, _ROWS, blocks=12, block_length=block, kv_dtype=kv)
+    model = random_model(shape, device=bench.device, dtype=bench.dtype)
+    run = run_point(point, model, keep_trace=True, threads=len({*bench.main_cores, *bench.retrieval_cores}))
+    assert run.trace is not None
+    found: dict[str, list[float]] = {}
+    for span in run.trace.spans:
+        if span.block > 0:
+            found.setdefault(span.stage, []).append((span.end_ns - span.start_ns) / NS_PER_S)
+    timings = {name: Timing(name, tuple(samples), 1) for name, samples in found.items()}
+    part.rows += [row_of(timing, case=f"stage {name}", launches=1) for name, timing in timings.items()]
+    layers = gemm.layers_model(bench)
+    work = gemm.products(bench, layers, _ROWS)
+    products = bench.time({"products": work}) if bench.on_cuda else bench.time_host({"products": work})
+    alone = products["products"].seconds / layers.shape.num_layers
+    layer = max(0.0, timings["project"].seconds + timings["finish"].seconds - alone)
+    note = f"{point.method}, {point.context} tokens of context, {_ROWS} requests, beside the main stream"
+    seconds = {
+        "retrieval_layer": (layer, timings["finish"]),
+        "select": (timings["select"].seconds, timings["select"]),
+        "gather": (timings["gather"].seconds, timings["gather"]),
+        "copy": (timings["upload"].seconds, timings["upload"]),
+    }
+    return [
+        Value(f"engine.{name}_overhead_us", "us", value * 1e6, spread=round(timing.spread, 4), note=note)
+        for name, (value, timing) in seconds.items()
+    ]
 
 
 def _nothing(_: Completion) -> None:

@@ -61,7 +61,7 @@ def measure(bench: Bench) -> Part:
     flops_of = {p.name: 4.0 * p.rows * p.queries * p.context * shape.num_heads * shape.head_dim for p in points}
     dram = bench.rate("machine.dram.read_gb_s", "dram") * GB
     seconds = {p.name: timings[p.name].seconds for p in points}
-    overhead, per_byte, per_flop = split(points, seconds, bytes_of, flops_of, 1 / dram)
+    _, per_byte, per_flop = split(points, seconds, bytes_of, flops_of, 1 / dram)
     fastest = 1 / min(per_flop.values())
     for point in points:
         size = bytes_of[point.name]
@@ -86,7 +86,6 @@ def measure(bench: Bench) -> Part:
             spread,
             note,
         ),
-        Value("engine.select_overhead_us", "us", overhead * 1e6, spread=spread, note="per launch"),
     ]
     return part
 

@@ -1,0 +1,216 @@
+"""Real runs of points on this machine, in turn and several times, and the table that they leave.
+
+One line is one run: the point, what came of it, the time of the reference beside it. People who bring logs write the
+same table (``--measured``).
+"""
+
+import csv
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from calibration.bench import divide_cores, pinned
+from calibration.points import Point, from_row
+from calibration.reference import reference_seconds
+from herald_exec.execution import Options, Run, decode
+from herald_exec.models import BlockModel, random_model
+from herald_exec.policy import PlannedPolicy
+from herald_exec.requests import DecodeRequest
+from herald_pipeline.decoding.sampling import Sampler
+from herald_pipeline.errors import ConfigError, check_number, did_you_mean, raise_problems
+from herald_pipeline.model import ModelShape
+from herald_pipeline.result import Result
+from herald_pipeline.steps import FixedSteps
+from herald_pipeline.trace import write_chrome
+
+REQUIRED = ("method", "context", "batch", "throughput_tok_s")
+FIGURES = ("throughput_tok_s", "block_time_s", "main_time_s", "retrieval_time_s", "stall_s", "exposed_transfer_s")
+_POINT = ("method", "context", "batch", "steps", "blocks", "block_length", "kv_dtype", "budget", "set")
+_OTHER = ("model", "hardware", "reference_s", "round")
+STAGE = "stage."
+"""Prefix of the columns with a stage's mean time per launch, in seconds."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One run of one point. A figure that could not be derived (no time passed) is absent, never 0 or infinite."""
+
+    point: Point
+    figures: dict[str, float]
+    stages: dict[str, float] = field(default_factory=dict)
+    reference_s: float | None = None
+    shares: dict[str, float] = field(default_factory=dict)
+
+
+def run_point(point: Point, model: BlockModel, *, keep_trace: bool = False, threads: int | None = None) -> Run:
+    """Decode the point for real: synthetic KV, fixed steps, on the cores that the profile was measured on."""
+    device = model.device
+    main, retrieval = divide_cores(device, threads)
+    options = Options(
+        batch=point.batch,
+        keep_trace=keep_trace,
+        threads=max(1, len(retrieval)),
+        pin_cores=device.type == "cpu",
+        synthetic_kv=True,
+        ignore_eos=True,
+    )
+    prompt = (0,) * point.context
+    requests = [DecodeRequest(i, prompt, point.blocks * point.block_length) for i in range(point.batch)]
+    plan = FixedSteps(point.steps, point.block_length)
+    policy = PlannedPolicy(plan, Sampler(mask_token_id=model.shape.mask_token_id))
+    pipeline = point.pipeline(model.shape)
+    alone = not any(stream.name == "retrieval" for stream in pipeline.template.streams)
+    with pinned(main if alone else ()):
+        return decode(pipeline, model, requests, policy=policy, options=options)
+
+
+def sample_of(point: Point, result: Result, reference_s: float | None = None) -> Sample:
+    """Figures of a result, measured or simulated."""
+    figures = {name: getattr(result, name) for name in FIGURES}
+    stages = {name: sums["busy_s"] / sums["count"] for name, sums in result.stages.items() if sums["count"]}
+    total = sum(sums["busy_s"] for sums in result.stages.values())
+    shares = {name: sums["busy_s"] / total for name, sums in result.stages.items()} if total else {}
+    known = {name: value for name, value in figures.items() if value is not None}
+    return Sample(point, known, stages, reference_s, shares)
+
+
+def measure_points(
+    points: Sequence[Point],
+    shape: ModelShape,
+    *,
+    device: str = "cpu",
+    rounds: int = 3,
+    threads: int | None = None,
+    traces: Path | None = None,
+    say: Say = lambda line: print(line, file=sys.stderr),
+) -> list[Sample]:
+    """Run every point once a round, so that a slow minute hits all of them; the first run of a process is thrown away.
+
+    ``traces`` is a folder for the Chrome trace of the last round of each point.
+    """
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    model = random_model(shape, device=device, dtype=dtype)
+    main, _ = divide_cores(torch.device(device), threads)
+    run_point(points[0], model, threads=threads)
+    samples = []
+    for number in range(rounds):
+        for point in points:
+            keep = traces is not None and number == rounds - 1
+            before = reference_seconds(device, main)
+            run = run_point(point, model, keep_trace=keep, threads=threads)
+            reference = (before + reference_seconds(device, main)) / 2
+            samples.append(sample_of(point, run.result, reference))
+            if keep and run.trace is not None and traces is not None:
+                run.trace.facts = {"model": shape.name, "method": point.method, "context": point.context}
+                traces.mkdir(parents=True, exist_ok=True)
+                write_chrome(run.trace, traces / f"{file_name(point)}.measured.trace.json.gz")
+        say(f"  round {number + 1} of {rounds}: {len(points)} points run")
+    return samples
+
+
+def file_name(point: Point) -> str:
+    """Stem of the files of a point."""
+    return f"{point.method}_{point.context}x{point.batch}"
+
+
+# Tables --------------------------------------------------------------------------------------------------------------
+
+
+def row_of_sample(sample: Sample, **extra: Any) -> dict[str, Any]:
+    """A run as a line of the table."""
+    point = {name: getattr(sample.point, name) for name in _POINT}
+    stages = {f"{STAGE}{name}": f"{seconds:.6g}" for name, seconds in sample.stages.items()}
+    figures = {name: f"{value:.6g}" for name, value in sample.figures.items()}
+    reference = {} if sample.reference_s is None else {"reference_s": f"{sample.reference_s:.6g}"}
+    return {**extra, **{k: "" if v is None else v for k, v in point.items()}, **figures, **reference, **stages}
+
+
+def read_samples(path: Path, say: Say = lambda line: print(line, file=sys.stderr)) -> list[Sample]:
+    """Runs of a table.
+
+    Raises
+    ------
+    ConfigError
+        A missing or misspelled column, a cell that is no number; all problems at once, each with its line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read runs from {path}: {error}") from None
+    reader = csv.DictReader(text.splitlines())
+    header = [name.strip() for name in reader.fieldnames or ()]
+    reader.fieldnames = header
+    _check_header(path, header, say)
+    problems: list[str | None] = []
+    samples = [sample for row in reader for sample in _sample(row, f"{path}, line {reader.line_num}", problems)]
+    if not samples and not problems:
+        problems.append(f"{path}: no runs under the header; one line is one run")
+    raise_problems(problems)
+    return samples
+
+
+def _check_header(path: Path, header: Sequence[str], say: Say) -> None:
+    known = (*_POINT, *FIGURES, *_OTHER)
+    problems = [
+        f"{path}: column {name!r} is missing; a table of runs has {', '.join(REQUIRED)}"
+        for name in REQUIRED
+        if name not in header
+    ]
+    ignored = []
+    for name in header:
+        if name in known or name.startswith(STAGE):
+            continue
+        hint = did_you_mean(name, known)
+        if "did you mean" in hint:
+            problems.append(f"{path}: unknown column {name!r}{hint}")
+        else:
+            ignored.append(name)
+    raise_problems(problems)
+    if ignored:
+        say(f"{path}: columns not used: {', '.join(ignored)}")
+
+
+def _sample(row: dict[str, Any], where: str, problems: list[str | None]) -> Iterator[Sample]:
+    before = len(problems)
+    for name in ("context", "batch", "steps", "blocks", "block_length", "budget"):
+        if row.get(name):
+            _number(row[name], f"{where}: {name}", problems)
+    figures = {name: _number(row.get(name), f"{where}: {name}", problems) for name in FIGURES}
+    stages = {
+        name.removeprefix(STAGE): _number(value, f"{where}: {name}", problems)
+        for name, value in row.items()
+        if name is not None and name.startswith(STAGE)
+    }
+    reference = _number(row.get("reference_s"), f"{where}: reference_s", problems)
+    if len(problems) > before:
+        return
+    try:
+        point = from_row(row)
+    except (ConfigError, ValueError) as problem:
+        problems.append(f"{where}: {problem}")
+        return
+    # A time or rate of 0 is one that could not be derived: the run had no makespan.
+    yield Sample(
+        point,
+        {name: value for name, value in figures.items() if value},
+        {name: value for name, value in stages.items() if value},
+        reference or None,
+    )
+
+
+def _number(text: object, where: str, problems: list[str | None]) -> float | None:
+    if text in (None, ""):
+        return None
+    try:
+        value = float(str(text))
+    except ValueError:
+        problems.append(f"{where} must be a number, got {text!r}")
+        return None
+    problem = check_number(value, where, minimum=0)
+    problems.append(problem) if problem else None
+    return value
