@@ -18,10 +18,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from herald_pipeline import catalogue
 from herald_pipeline.decoding.policy import model_policy
 from herald_pipeline.decoding.views import Combination, all_combinations
-from herald_pipeline.errors import ConfigError, check_number, raise_problems, unknown_name
+from herald_pipeline.errors import ConfigError, check_number, raise_problems
 
 if TYPE_CHECKING:
     from herald_exec.bidirectional.prompts import Item
@@ -40,7 +39,7 @@ Threshold = Annotated[float | None, typer.Option(help="Confidence threshold [0.9
 SMax = Annotated[int | None, typer.Option(help="Cap of a sliding block; unbounded without it.")]
 PrefixWindow = Annotated[int | None, typer.Option(help="p_min of the dsb cache [24; 4 for Dream].")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
-DTypeName = Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")]
+DTypeName = Annotated[str | None, typer.Option("--dtype", help="fp32, bf16 or fp16 [the stored one; fp32].")]
 Seed = Annotated[int, typer.Option(help="Of random weights, random prompts and sampling.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
@@ -53,46 +52,6 @@ class _Loaded:
     facts: dict[str, Any]
 
 
-def _dtype(name: str) -> Any:
-    import torch
-
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if name not in known:
-        raise unknown_name("dtype", name, known)
-    return known[name]
-
-
-def _device(name: str) -> Any:
-    import torch
-
-    if name not in ("cpu", "cuda"):
-        raise unknown_name("device", name, ("cpu", "cuda"))
-    if name == "cuda" and not torch.cuda.is_available():
-        message = "device 'cuda': torch finds no CUDA device; use --device cpu"
-        raise ConfigError(message)
-    return torch.device(name)
-
-
-def _load_model(
-    name: str, weights: str, device: str, dtype: str, seed: int
-) -> "tuple[BlockModel, TextTokenizer | None]":
-    from herald_exec.checkpoints.folder import open_checkpoint
-    from herald_exec.checkpoints.tokenizer import load_tokenizer
-    from herald_exec.models import random_model
-
-    where, kind = _device(device), _dtype(dtype)
-    if weights not in ("checkpoint", "random"):
-        raise unknown_name("weights", weights, ("checkpoint", "random"))
-    if weights == "random":
-        return random_model(catalogue.resolve(name), seed, device=where, dtype=kind), None
-    folder = Path(name)
-    if not folder.is_dir():
-        message = f"model {name!r} is no checkpoint folder; pass one, or --weights random for speed on random weights"
-        raise ConfigError(message)
-    tokenizer = load_tokenizer(folder) if (folder / "tokenizer.json").exists() else None
-    return open_checkpoint(folder).load(where, kind), tokenizer
-
-
 def _load(
     model: str,
     weights: str,
@@ -101,9 +60,10 @@ def _load(
     prompt_tokens: int,
     gen_tokens: int,
     device: str,
-    dtype: str,
+    dtype: str | None,
     seed: int,
 ) -> _Loaded:
+    from herald_exec.bidirectional.loading import load_model
     from herald_exec.bidirectional.prompts import random_items, read_items
 
     raise_problems(
@@ -112,7 +72,7 @@ def _load(
             check_number(seed, "--seed", minimum=0, integer=True),
         ]
     )
-    loaded, tokenizer = _load_model(model, weights, device, dtype, seed)
+    loaded, tokenizer = load_model(model, weights, device, dtype, seed)
     if prompts is not None:
         items = read_items(prompts, tokenizer)
     else:
@@ -121,7 +81,7 @@ def _load(
     facts = {
         "model": loaded.shape.name,
         "weights": weights,
-        "dtype": dtype,
+        "dtype": str(loaded.dtype).removeprefix("torch."),
         "device": device,
         "prompts": "file" if prompts is not None else "random",
         "response_length": gen_tokens,
@@ -135,10 +95,23 @@ def _note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
+_SHORT = {
+    "tokens_per_forward": "tok/forward",
+    "seconds_per_forward": "s/forward",
+    "throughput_tok_s": "tok/s",
+    "forwarded_positions": "computed",
+    "reused_positions": "reused",
+    "same_as_reference": "as top1",
+    "refresh_range": "refresh",
+    "max_logit_error": "logit err",
+    "max_kv_error": "KV err",
+}
+
+
 def _print_table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
     table = Table(title=title)
     for column in columns:
-        table.add_column(column)
+        table.add_column(_SHORT.get(column, column))
     for row in rows:
         values = [row.get(column) for column in columns]
         table.add_row(*(f"{v:.4g}" if isinstance(v, float) else "-" if v is None else str(v) for v in values))
@@ -161,7 +134,7 @@ def diff_cache(
     s_max: SMax = None,
     prefix_window: PrefixWindow = None,
     device: Device = "cpu",
-    dtype: DTypeName = "float32",
+    dtype: DTypeName = None,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -244,7 +217,7 @@ def bench_decoding(
     diagnose: Annotated[bool, typer.Option(help="Late and premature ratios (confidences of all masks).")] = False,
     check: Annotated[bool, typer.Option(help="Assert the caches' invariants each round.")] = False,
     device: Device = "cpu",
-    dtype: DTypeName = "float32",
+    dtype: DTypeName = None,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -302,7 +275,7 @@ def tune_decoding(
     match: Annotated[str, typer.Option(help="exact, contains or last-number (answers in text).")] = "exact",
     weights: Weights = "checkpoint",
     device: Device = "cpu",
-    dtype: DTypeName = "float32",
+    dtype: DTypeName = None,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:

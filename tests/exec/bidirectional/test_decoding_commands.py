@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from herald_exec import decoding_commands
 from herald_exec.checkpoints.writing import write_checkpoint
-from herald_pipeline.errors import ConfigError
+from herald_pipeline.errors import CapacityError, ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_random_weights_stand_for_a_model_by_name():
     ("args", "message"),
     [
         (("--device", "gpu"), "unknown device 'gpu'"),
-        (("--dtype", "float23"), "unknown dtype 'float23'; did you mean 'float32'"),
+        (("--dtype", "float23"), "unknown dtype 'float23'; use fp32, bf16, fp16"),
         (("--weights", "rnd"), "unknown weights 'rnd'; did you mean 'random'"),
         (("--gen-tokens", "0"), "--gen-tokens must be >= 1"),
         (("--batch", "0"), "--batch must be >= 1"),
@@ -104,6 +104,12 @@ def test_random_weights_stand_for_a_model_by_name():
 def test_mistakes_are_answered_with_the_rule(folder, args, message):
     with pytest.raises(ConfigError, match=message):
         call("bench-decoding", "--model", folder, *args)
+
+
+def test_random_weights_that_cannot_fit_are_refused_before_they_are_drawn(monkeypatch):
+    monkeypatch.setattr("herald_exec.bidirectional.loading.available_bytes", lambda device: 10**9)
+    with pytest.raises(CapacityError, match=r"do not fit on cpu: 32\.06 GB needed, 1\.00 GB free"):
+        call("bench-decoding", "--model", "llada-8b", "--weights", "random", "--gen-tokens", 8)
 
 
 def test_a_block_causal_model_is_refused_with_the_way_out():
