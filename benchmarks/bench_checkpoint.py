@@ -23,7 +23,7 @@ from herald_exec.checkpoints.folder import open_checkpoint
 from herald_exec.checkpoints.memory import resolve_device, resolve_dtype
 from herald_exec.checkpoints.writing import write_checkpoint
 from herald_exec.decoding import decode_prompts
-from herald_exec.generate_command import decode_settings
+from herald_exec.generate import decode_settings
 from herald_exec.models import random_weights
 from herald_pipeline import catalogue, methods
 from herald_pipeline.errors import HeraldError

@@ -5,33 +5,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from herald_exec.checkpoints.chat import Message
 from herald_exec.checkpoints.tokenizer import TextStream, TextTokenizer
 from herald_exec.decoding import DecodeSettings, Piece, decode_prompts
 from herald_exec.models.base import BlockModel
 from herald_exec.stop_words import StopWords
+from herald_pipeline.decoding import schedulers
+from herald_pipeline.decoding.policy import make_policy
+from herald_pipeline.model import Attention, ModelShape
+
+BLOCK_CAUSAL_THRESHOLD = 0.95
+MASKED_DIFFUSION_THRESHOLD = 0.90
 
 EndReason = Literal["end_token", "length", "stop_word"]
 OnText = Callable[[int, str], None]
 """Called as ``on_text(prompt index, piece)`` whenever text of an answer is certain."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A prompt as text, or as turns of a conversation for the chat template."""
-
-    text: str | None = None
-    messages: tuple[Message, ...] = ()
-
-    def encode(self, tokenizer: TextTokenizer, *, chat: bool, system: str | None = None) -> list[int]:
-        """Token ids; with ``chat``, plain text is the user's turn after an optional ``system`` turn."""
-        if self.messages:
-            return tokenizer.encode_chat(self.messages)
-        text = self.text or ""
-        if not chat:
-            return tokenizer.encode(text)
-        before = [{"role": "system", "content": system}] if system else []
-        return tokenizer.encode_chat([*before, {"role": "user", "content": text}])
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +83,62 @@ class _Row:
                 self._on_text(self._index, text)
 
 
-def use_chat_template(tokenizer: TextTokenizer, name: str, wanted: bool | None) -> bool:
-    """Whether prompts go through the chat template: as asked, else for every model that has one and is no base model.
+def decode_settings(
+    shape: ModelShape,
+    *,
+    max_tokens: int,
+    block: int | None,
+    decoder: str,
+    threshold: float | None,
+    scheduler: str,
+    cache: str,
+    steps: int,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    method: str = "dense",
+    budget: float | None = None,
+) -> DecodeSettings:
+    """Settings with the model's own block length and the usual threshold where none is given."""
+    bidirectional = shape.attention is Attention.BIDIRECTIONAL
+    usual = MASKED_DIFFUSION_THRESHOLD if bidirectional else BLOCK_CAUSAL_THRESHOLD
+    decoder_params: dict[str, Any] = {}
+    if threshold is not None or decoder == "confidence":
+        decoder_params["threshold"] = usual if threshold is None else threshold
+    known = schedulers.REGISTRY.parameters(scheduler)
+    size = {("block" if "block" in known else "s_init"): block or shape.block_length}
+    policy = make_policy(
+        decoder,
+        scheduler,
+        cache,
+        steps=steps,
+        bidirectional=bidirectional,
+        decoder_params=decoder_params,
+        scheduler_params=size,
+    )
+    return DecodeSettings(
+        policy,
+        max_new_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        method=method,
+        method_settings={} if budget is None else {"budget": budget},
+    )
 
-    Base checkpoints often carry the template of the model they were derived from.
-    """
-    if wanted is not None:
-        return wanted
-    return tokenizer.has_chat_template and "base" not in name.lower()
+
+def summary(answers: Sequence[Answer], seconds: float) -> dict[str, float]:
+    """Totals of a run that took ``seconds``, prefill included."""
+    tokens, forwards = sum(a.tokens for a in answers), sum(a.forwards for a in answers)
+    return {
+        "answers": len(answers),
+        "prompt_tokens": sum(a.prompt_tokens for a in answers),
+        "tokens": tokens,
+        "forwards": forwards,
+        "tokens_per_forward": tokens / forwards if forwards else 0.0,
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds if seconds else 0.0,
+    }
 
 
 def generate(

@@ -8,143 +8,30 @@ echo "Once upon a time" | herald-exec generate --model DIR --no-chat --prompts -
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from herald_exec.checkpoints.folder import Checkpoint, open_checkpoint
-from herald_exec.checkpoints.memory import require_memory, resolve_device, resolve_dtype
-from herald_exec.checkpoints.tokenizer import TextTokenizer, load_tokenizer
-from herald_exec.decoding import DecodeSettings
-from herald_exec.generate import Answer, OnText, Prompt, generate, use_chat_template
+from herald_exec.prompts import Prompt, read_prompts, use_chat_template
 from herald_pipeline import methods
-from herald_pipeline.decoding import acceptance, schedulers
-from herald_pipeline.decoding.policy import make_policy
+from herald_pipeline.decoding import acceptance, caches, schedulers
 from herald_pipeline.errors import ConfigError
-from herald_pipeline.model import Attention, ModelShape
 
-BLOCK_CAUSAL_THRESHOLD = 0.95
-MASKED_DIFFUSION_THRESHOLD = 0.90
-
-
-def read_prompts(path: Path) -> list[Prompt]:
-    """Prompts of a file: ``.jsonl`` with ``prompt`` or ``messages`` a line, else the whole file as one; ``-`` is stdin.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be read, or lines are no such objects (all of them are named).
-    """
-    if str(path) == "-":
-        return [Prompt(text=sys.stdin.read().rstrip("\n"))]
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"prompt file {path} cannot be read: {error}"
-        raise ConfigError(message) from None
-    if path.suffix != ".jsonl":
-        return [Prompt(text=text.rstrip("\n"))]
-    prompts, problems = [], []
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.strip():
-            parsed = _prompt_of_line(line)
-            if isinstance(parsed, str):
-                problems.append(f"{path}:{number}: {parsed}")
-            else:
-                prompts.append(parsed)
-    if problems:
-        raise ConfigError(problems)
-    return prompts
+if TYPE_CHECKING:
+    from herald_exec.checkpoints.folder import Checkpoint
+    from herald_exec.checkpoints.tokenizer import TextTokenizer
+    from herald_exec.generate import Answer, OnText
 
 
-def _prompt_of_line(line: str) -> Prompt | str:
-    """The prompt, or what is wrong with the line."""
-    try:
-        content = json.loads(line)
-    except ValueError as error:
-        return f"no JSON ({error})"
-    if not isinstance(content, dict):
-        return "must be an object with 'prompt' or 'messages'"
-    text, messages = content.get("prompt"), content.get("messages")
-    if isinstance(text, str):
-        return Prompt(text=text)
-    if isinstance(messages, list) and messages and all(_is_message(message) for message in messages):
-        return Prompt(messages=tuple(messages))
-    return "needs 'prompt' (text) or 'messages' (a list of objects with role and content)"
-
-
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in ("role", "content"))
-
-
-def decode_settings(
-    shape: ModelShape,
-    *,
-    max_tokens: int,
-    block: int | None,
-    decoder: str,
-    threshold: float | None,
-    scheduler: str,
-    cache: str,
-    steps: int,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    seed: int = 0,
-    method: str = "dense",
-    budget: float | None = None,
-) -> DecodeSettings:
-    """Settings with the model's own block length and the usual threshold where none is given."""
-    bidirectional = shape.attention is Attention.BIDIRECTIONAL
-    usual = MASKED_DIFFUSION_THRESHOLD if bidirectional else BLOCK_CAUSAL_THRESHOLD
-    decoder_params: dict[str, Any] = {}
-    if threshold is not None or decoder == "confidence":
-        decoder_params["threshold"] = usual if threshold is None else threshold
-    known = schedulers.REGISTRY.parameters(scheduler)
-    size = {("block" if "block" in known else "s_init"): block or shape.block_length}
-    policy = make_policy(
-        decoder,
-        scheduler,
-        cache,
-        steps=steps,
-        bidirectional=bidirectional,
-        decoder_params=decoder_params,
-        scheduler_params=size,
-    )
-    return DecodeSettings(
-        policy,
-        max_new_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        seed=seed,
-        method=method,
-        method_settings={} if budget is None else {"budget": budget},
-    )
-
-
-def summary(answers: Sequence[Answer], seconds: float) -> dict[str, float]:
-    """Totals of a run that took ``seconds``, prefill included."""
-    tokens, forwards = sum(a.tokens for a in answers), sum(a.forwards for a in answers)
-    return {
-        "answers": len(answers),
-        "prompt_tokens": sum(a.prompt_tokens for a in answers),
-        "tokens": tokens,
-        "forwards": forwards,
-        "tokens_per_forward": tokens / forwards if forwards else 0.0,
-        "seconds": seconds,
-        "tokens_per_second": tokens / seconds if seconds else 0.0,
-    }
-
-
-def _print_statistics(answers: Sequence[Answer], seconds: float) -> None:
+def _print_statistics(answers: "Sequence[Answer]", total: Mapping[str, float]) -> None:
     for a in answers:
         typer.echo(
             f"[{a.index}] {a.prompt_tokens} prompt tokens, {a.tokens} tokens in {a.forwards} forwards "
             f"({a.tokens_per_forward:.2f} tokens/forward), {a.blocks} blocks, {a.seconds:.2f} s, ended by {a.ended_by}",
             err=True,
         )
-    total = summary(answers, seconds)
     typer.echo(
         f"all: {total['tokens']} tokens in {total['seconds']:.2f} s, {total['tokens_per_second']:.1f} tokens/s "
         f"with prefill, {total['tokens_per_forward']:.2f} tokens/forward",
@@ -152,7 +39,7 @@ def _print_statistics(answers: Sequence[Answer], seconds: float) -> None:
     )
 
 
-def _writer(number_of_prompts: int, *, as_json: bool) -> OnText | None:
+def _writer(number_of_prompts: int, *, as_json: bool) -> "OnText | None":
     """One prompt is streamed as it grows; several are printed in order once they are done."""
     if as_json or number_of_prompts > 1:
         return None
@@ -165,7 +52,11 @@ def _writer(number_of_prompts: int, *, as_json: bool) -> OnText | None:
 
 
 def _encode(
-    checkpoint: Checkpoint, tokenizer: TextTokenizer, prompts: Sequence[Prompt], chat: bool | None, system: str | None
+    checkpoint: "Checkpoint",
+    tokenizer: "TextTokenizer",
+    prompts: Sequence[Prompt],
+    chat: bool | None,
+    system: str | None,
 ) -> list[list[int]]:
     name = checkpoint.shape.name
     templated = use_chat_template(tokenizer, name, chat)
@@ -180,7 +71,7 @@ def _encode(
 
 
 def generate_command(
-    model: Annotated[Path, typer.Option(help="Checkpoint folder.")],
+    model: Annotated[str, typer.Option(help="Checkpoint folder, or herald-ref.")],
     prompt: Annotated[list[str] | None, typer.Argument(help="Prompts, one argument each.")] = None,
     prompts: Annotated[Path | None, typer.Option(help="File: .jsonl, or text as one prompt; - is stdin.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Longest answer in tokens.")] = 256,
@@ -191,8 +82,10 @@ def generate_command(
     block: Annotated[int | None, typer.Option(help="Block length B; the checkpoint's own by default.")] = None,
     decoder: Annotated[str, typer.Option(help=f"Acceptance rule: {', '.join(acceptance.names())}.")] = "confidence",
     threshold: Annotated[float | None, typer.Option(help="Confidence to accept a token.")] = None,
-    scheduler: Annotated[str, typer.Option(help="Block scheduler of bidirectional models.")] = "fixed",
-    cache: Annotated[str, typer.Option(help="Cache rule of bidirectional models.")] = "none",
+    scheduler: Annotated[
+        str, typer.Option(help=f"Of bidirectional models: {', '.join(schedulers.names())}.")
+    ] = "fixed",
+    cache: Annotated[str, typer.Option(help=f"Of bidirectional models: {', '.join(caches.names())}.")] = "none",
     steps: Annotated[int, typer.Option(help="Denoising steps a block, for rules with a schedule.")] = 32,
     temperature: Annotated[float, typer.Option(help="0 is the most probable token.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Share of probability that is drawn from.")] = 1.0,
@@ -207,13 +100,19 @@ def generate_command(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Generate text from a checkpoint folder, streamed as blocks complete."""
+    # torch takes seconds to import: not for --help, nor for a misspelled option.
+    from herald_exec.checkpoints.memory import require_memory, resolve_device, resolve_dtype
+    from herald_exec.checkpoints.named import open_model
+    from herald_exec.checkpoints.tokenizer import load_tokenizer
+    from herald_exec.generate import decode_settings, generate, summary
+
     asked = [Prompt(text=text) for text in prompt or []] + (read_prompts(prompts) if prompts is not None else [])
     if not asked:
         message = "no prompt: give one as an argument, or a file with --prompts"
         raise ConfigError(message)
     target, wanted = resolve_device(device), resolve_dtype(dtype)
-    checkpoint = open_checkpoint(model)
-    tokenizer = load_tokenizer(model)
+    checkpoint = open_model(model)
+    tokenizer = load_tokenizer(checkpoint.folder)
     settings = decode_settings(
         checkpoint.shape,
         max_tokens=max_tokens,
@@ -235,17 +134,14 @@ def generate_command(
     on_text = _writer(len(encoded), as_json=as_json)
     started = time.perf_counter()
     answers = generate(loaded, tokenizer, encoded, settings, stop=stop or (), batch_size=batch, on_text=on_text)
-    seconds = time.perf_counter() - started
+    total = summary(answers, time.perf_counter() - started)
     if as_json:
-        typer.echo(
-            json.dumps(
-                {"model": checkpoint.shape.name, **summary(answers, seconds), "rows": [a.as_dict() for a in answers]}
-            )
-        )
+        rows = [answer.as_dict() for answer in answers]
+        typer.echo(json.dumps({"model": checkpoint.shape.name, "settings": settings.as_dict(), **total, "rows": rows}))
     elif on_text is not None:
         typer.echo()
     else:
         for answer in answers:
             typer.echo(f"[{answer.index}] {answer.text}")
     if stats:
-        _print_statistics(answers, seconds)
+        _print_statistics(answers, total)

@@ -30,12 +30,13 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str | None) -> torch.dtype | None:
-    """Type by name (``fp32``, ``bf16``, ``fp16``); ``None`` stays: the stored type."""
-    known = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    """Type by name (``fp32``, ``bf16``, ``fp16``, or torch's names); ``None`` stays: the stored type."""
+    short = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    known = short | {str(dtype).removeprefix("torch."): dtype for dtype in short.values()}
     if name is None:
         return None
     if name not in known:
-        message = f"unknown dtype {name!r}; use {', '.join(known)}"
+        message = f"unknown dtype {name!r}; use {', '.join(short)}"
         raise ConfigError(message)
     return known[name]
 

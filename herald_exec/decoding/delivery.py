@@ -54,6 +54,22 @@ class DecodeSettings:
         """B."""
         return self.policy.blocks.block_length
 
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "decoder": self.policy.decoder,
+            "rule": repr(self.policy.rule),
+            "scheduler": self.policy.scheduler,
+            "cache": self.policy.cache,
+            "block_length": self.block_length,
+            "max_new_tokens": self.max_new_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "seed": self.seed,
+            "method": self.method,
+            **self.method_settings,
+        }
+
     def sampler(self, mask_token_id: int) -> Sampler:
         """Sampler that never chooses MASK."""
         return Sampler(temperature=self.temperature, top_p=self.top_p, mask_token_id=mask_token_id)

@@ -195,7 +195,7 @@ def _report(
     limit: int | None,
     chat: bool,
 ) -> dict[str, Any]:
-    policy, suite = lm.settings.policy, selection.suite
+    suite = selection.suite
     report = {
         "model": lm.model.shape.name,
         "scores": _scores(results),
@@ -203,14 +203,7 @@ def _report(
         "limit": limit,
         "settings": {
             "num_fewshot": dict(results.get("n-shot", {})),
-            "max_new_tokens": lm.settings.max_new_tokens,
-            "decoder": policy.decoder,
-            "rule": repr(policy.rule),
-            "scheduler": policy.scheduler,
-            "cache": policy.cache,
-            "block_length": lm.settings.block_length,
-            "method": lm.settings.method,
-            **lm.settings.method_settings,
+            **lm.settings.as_dict(),
             "dtype": str(lm.model.dtype).removeprefix("torch."),
             "chat_template": chat,
             "max_prompt_tokens": lm.max_prompt_tokens,

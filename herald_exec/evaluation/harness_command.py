@@ -46,7 +46,7 @@ def _print(report: dict[str, Any]) -> None:
 
 
 def harness_command(
-    model: Annotated[Path, typer.Option(help="Checkpoint folder.")],
+    model: Annotated[str, typer.Option(help="Checkpoint folder, or herald-ref.")],
     suite: Annotated[str | None, typer.Option(help=f"As a paper ran it: {', '.join(SUITES)}.")] = None,
     task: Annotated[list[str] | None, typer.Option(help="lm-eval task of --tasks-dir; may be repeated.")] = None,
     tasks_dir: Annotated[list[Path] | None, typer.Option(help="Folder of lm-eval task files.")] = None,
@@ -87,7 +87,7 @@ def harness_command(
     if rule_threshold is None and pinned is not None and decoder == "confidence":
         rule_threshold = pinned.threshold
     lm = HeraldLM(
-        str(model),
+        model,
         max_new_tokens=max_tokens or (pinned.max_new_tokens if pinned is not None else 256),
         max_prompt_tokens=max_prompt_tokens,
         middle_truncation=middle_truncation or (pinned is not None and pinned.middle_truncation),

@@ -14,12 +14,11 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
-from herald_exec.checkpoints.folder import open_checkpoint
 from herald_exec.checkpoints.memory import require_memory, resolve_device, resolve_dtype
+from herald_exec.checkpoints.named import open_model
 from herald_exec.checkpoints.tokenizer import TextTokenizer, load_tokenizer
 from herald_exec.decoding import DecodeSettings
-from herald_exec.generate import Answer, generate
-from herald_exec.generate_command import decode_settings
+from herald_exec.generate import Answer, decode_settings, generate
 from herald_exec.models.base import BlockModel
 from herald_pipeline.errors import ConfigError, check_number, raise_problems
 
@@ -78,7 +77,7 @@ class HeraldLM(LM):  # type: ignore[misc]
     Parameters
     ----------
     folder
-        Checkpoint folder.
+        Checkpoint folder, or ``herald-ref``.
     max_new_tokens
         Length of an answer; over what a task asks for, because the papers fix it.
     max_prompt_tokens
@@ -117,7 +116,7 @@ class HeraldLM(LM):  # type: ignore[misc]
         raise_problems([check_number(_whole(batch_size, 8), "batch_size", minimum=1, integer=True)])
         self.batch_size = _whole(batch_size, 8)
         target, wanted = resolve_device(device or "cpu"), resolve_dtype(dtype)
-        checkpoint = open_checkpoint(folder)
+        checkpoint = open_model(folder)
         self.settings = decode_settings(
             checkpoint.shape,
             max_tokens=max_new_tokens,
@@ -131,7 +130,7 @@ class HeraldLM(LM):  # type: ignore[misc]
             method=method,
             budget=budget,
         )
-        self.tokenizer = load_tokenizer(folder)
+        self.tokenizer = load_tokenizer(checkpoint.folder)
         require_memory(checkpoint, target, wanted)
         self.model = checkpoint.load(target, wanted)
         self._prepare(middle_truncation=middle_truncation, max_prompt_tokens=max_prompt_tokens)

@@ -14,8 +14,7 @@ from tokenizers.models import BPE
 from herald_exec.checkpoints.folder import open_checkpoint
 from herald_exec.checkpoints.tokenizer import load_tokenizer
 from herald_exec.checkpoints.writing import write_checkpoint
-from herald_exec.generate import generate
-from herald_exec.generate_command import decode_settings
+from herald_exec.generate import decode_settings, generate
 from herald_exec.models import random_weights
 from herald_pipeline import catalogue
 

@@ -1,6 +1,8 @@
 """From a folder to text: streaming, stop words, seeds, batches, the command."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import typer
@@ -8,8 +10,9 @@ from typer.testing import CliRunner
 
 from herald_exec.checkpoints.folder import open_checkpoint
 from herald_exec.checkpoints.tokenizer import load_tokenizer
-from herald_exec.generate import Prompt, generate, use_chat_template
-from herald_exec.generate_command import decode_settings, generate_command, read_prompts
+from herald_exec.generate import decode_settings, generate
+from herald_exec.generate_command import generate_command
+from herald_exec.prompts import Prompt, read_prompts, use_chat_template
 from herald_pipeline.errors import CapacityError, ConfigError, HeraldError
 
 PROMPTS = ["Hello", "a longer prompt than the others, by far", "x", "What is 2+2?"]
@@ -191,3 +194,16 @@ def test_weights_larger_than_memory_are_refused_before_loading(make_folder, monk
     monkeypatch.setattr(memory, "available_bytes", lambda device: 1000)
     with pytest.raises(CapacityError, match="the weights do not fit on cpu"):
         invoke("--model", make_folder(), "Hello")
+
+
+def test_a_model_known_by_shape_only_asks_for_its_folder(invoke):
+    with pytest.raises(ConfigError, match="llada2-mini is known by its shape only; pass the folder with its weights"):
+        invoke("--model", "llada2-mini", "Hello")
+    with pytest.raises(ConfigError, match="did you mean 'herald-ref'"):
+        invoke("--model", "herald-rev", "Hello")
+
+
+def test_help_does_not_import_torch():
+    modules = "herald_exec.generate_command, herald_exec.evaluation.harness_command"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
