@@ -49,6 +49,7 @@ def load_and_decode(folder: Path, device: torch.device, prompt_tokens: int, new_
     """Load, measure, decode with every method that can be executed."""
     checkpoint = open_checkpoint(folder)
     torch.zeros(1, device=device)
+    checkpoint.load("meta")
     before = peak_host_bytes()
     started = time.perf_counter()
     model = checkpoint.load(device)

@@ -88,11 +88,25 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _end_tokens(folder: Path, shape: ModelShape) -> tuple[int, ...]:
-    """End tokens of config and generation config together (SDAR names its second one only in the latter)."""
+    """End tokens of config, generation config and catalogue together.
+
+    SDAR names its second one in the generation config only, LLaDA's end of turn stands in neither.
+    """
     path = folder / "generation_config.json"
     extra = _json(path).get("eos_token_id") if path.exists() else None
     listed = [] if extra is None else extra if isinstance(extra, list) else [extra]
-    return tuple(dict.fromkeys((*shape.eos_token_ids, *listed)))
+    known = (catalogue.get(name) for name in catalogue.names())
+    same = (other for other in known if _same_tokenizer(other, shape))
+    catalogued = (end for other in same for end in other.eos_token_ids)
+    return tuple(dict.fromkeys((*shape.eos_token_ids, *listed, *catalogued)))
+
+
+def _same_tokenizer(one: ModelShape, other: ModelShape) -> bool:
+    return (one.architecture, one.vocab_size, one.mask_token_id) == (
+        other.architecture,
+        other.vocab_size,
+        other.mask_token_id,
+    )
 
 
 def read_shape(folder: Path) -> ModelShape:

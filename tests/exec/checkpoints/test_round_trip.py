@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from herald_exec.checkpoints.folder import open_checkpoint
+from herald_exec.checkpoints.folder import open_checkpoint, read_shape
 from herald_exec.checkpoints.naming import named_views
 from herald_exec.checkpoints.shards import INDEX_FILE
 from herald_exec.checkpoints.writing import plan_shards, write_checkpoint
@@ -126,6 +126,21 @@ def test_end_tokens_of_both_config_files_count(make_folder):
     assert open_checkpoint(folder).shape.eos_token_ids == (94, 93)
 
 
+@pytest.mark.parametrize(
+    ("name", "config", "ends"),
+    [
+        ("llada-8b", {"d_model": 64, "n_heads": 4, "n_layers": 1, "mlp_hidden_size": 8}, (126081, 126348)),
+        ("sdar-8b", {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1}, (151643, 151645)),
+    ],
+)
+def test_end_tokens_that_the_files_leave_out_come_from_the_catalogue(tmp_path, name, config, ends):
+    shape = catalogue.get(name)
+    kind = "llada" if name == "llada-8b" else "sdar"
+    common = {"model_type": kind, "architectures": [shape.architecture], "vocab_size": shape.vocab_size}
+    (tmp_path / "config.json").write_text(json.dumps(config | common | {"eos_token_id": ends[0]}))
+    assert read_shape(tmp_path).eos_token_ids == ends
+
+
 def test_shards_are_cut_before_they_exceed_the_limit():
     sizes = [("a", 4), ("b", 3), ("c", 9), ("d", 1), ("e", 1)]
     assert plan_shards(sizes, 7) == [["a", "b"], ["c"], ["d", "e"]]
@@ -133,7 +148,7 @@ def test_shards_are_cut_before_they_exceed_the_limit():
 
 PEAK = """
 import resource, sys, torch
-from herald_exec.checkpoints.folder import open_checkpoint
+from herald_exec.checkpoints.folder import open_checkpoint, read_shape
 checkpoint = open_checkpoint(sys.argv[1])
 checkpoint.load("meta")
 base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
