@@ -284,6 +284,81 @@ def describe(
 
 
 @app.command()
+def explain(
+    model: Model,
+    method: Method,
+    hardware: Hardware,
+    context: Context = None,
+    batch: Batch = None,
+    steps: StepsText = None,
+    block: Block = None,
+    budget: BudgetShare = None,
+    kv_dtype: KvDtype = None,
+    engine: Engine = None,
+    gen_tokens: GenTokens = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Where a block's time goes, and what 10% more of each resource would bring."""
+    from herald_sim.explain import explain as explained
+    from herald_sim.options import Options
+    from herald_sim.text import explanation_text
+
+    options = Options(
+        model,
+        method,
+        hardware,
+        context,
+        batch,
+        steps,
+        block=block,
+        budget=budget,
+        kv_dtype=kv_dtype,
+        engine=engine,
+        gen_tokens=gen_tokens,
+        sets=set_ or (),
+    )
+    pipeline, profile = options.pipeline(), options.profile()
+    found = explained(pipeline, profile, options.workload(pipeline.settings.block_length))
+    if as_json:
+        _print_json(found.as_dict())
+    else:
+        typer.echo(explanation_text(found))
+
+
+@app.command()
+def sweep(
+    grid: Annotated[Path, typer.Option("--grid", help="TOML with [base] and [grid]; see herald_sim/sweep.py.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder; points that it holds already are not run again.")],
+    on: Annotated[str, typer.Option("--on", help="local, or dask=ADDRESS of an existing scheduler.")] = "local",
+    workers: Annotated[int | None, typer.Option("--workers", help="Local processes [default: the cores].")] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="Leave contention out where fast mode covers a point.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Every combination of a grid: infeasible points are marked and never win."""
+    import os
+
+    from herald_pipeline.errors import ConfigError, check_number, raise_problems
+    from herald_sim import sweep as sweeping
+    from herald_sim.text import summary_text
+
+    cores = len(os.sched_getaffinity(0)) if workers is None else workers
+    raise_problems([check_number(cores, "workers", minimum=1, integer=True)])
+    place, _, address = on.partition("=")
+    if (place, bool(address)) not in (("local", False), ("dask", True)):
+        message = f"--on must be 'local' or 'dask=ADDRESS', got {on!r}"
+        raise ConfigError(message)
+    points = sweeping.read_grid(grid)
+    crew = sweeping.local_workers(cores) if place == "local" else sweeping.dask_workers(address)
+    summary = sweeping.sweep(points, out, crew, fast=fast)
+    if as_json:
+        _print_json(summary)
+    else:
+        typer.echo(summary_text(summary))
+    _note(f"points in {out / sweeping.POINTS}")
+
+
+@app.command()
 def models(as_json: Json = False) -> None:
     """The models known by name, with where each fact was read."""
     from herald_sim.listing import model_rows, models_text

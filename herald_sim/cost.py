@@ -116,7 +116,10 @@ class CostModel:
         self._peak = known(machine.gpu.peak_tflop_s).peak * _FLOP_NS_PER_TFLOP_S
         self._weight_rate = self._hbm * known(engine.weight_read_efficiency).peak
         self._layer_ns = known(engine.layer_overhead_us).peak * _NS_PER_US
-        self._copy_ns = _optional(engine.copy_overhead_us) * _NS_PER_US
+        self._copy_ns = {
+            H2D: _optional(engine.h2d_overhead_us) * _NS_PER_US,
+            D2H: _optional(engine.d2h_overhead_us) * _NS_PER_US,
+        }
         own = engine.retrieval_layer_overhead_us
         self._retrieval_layer_ns = None if own is None else own.peak * _NS_PER_US
         self._stage_ns = _optional(engine.stage_overhead_us) * _NS_PER_US
@@ -207,8 +210,9 @@ class CostModel:
                 layer_ns += self._layer_overhead_ns(kinds, small)
                 segments.append((layer_ns / kernels, kernels * repeat.count))
         self._close(phases, segments)
-        if self._copy_ns and stage.resource in (H2D, D2H) and work:
-            phases.append(Flow(round(self._copy_ns), ()))
+        copy_ns = self._copy_ns.get(stage.resource, 0.0)
+        if copy_ns and work:
+            phases.append(Flow(round(copy_ns), ()))
         if self._emulated and stage.stream != "main":
             phases = [_on_retrieval_cores(phase) for phase in phases]
         return tuple(phases)

@@ -1,11 +1,14 @@
 """Results for people, as plain text."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from herald_pipeline.result import Result
 from herald_pipeline.units import NS_PER_S, format_bytes, format_ns
-from herald_sim.planning import Peak
+
+if TYPE_CHECKING:
+    from herald_sim.explain import Explanation
+    from herald_sim.planning import Peak
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -114,7 +117,44 @@ def _value(value: Any) -> str:
     return number(value) if isinstance(value, int | float) else str(value)
 
 
-def peak_text(peak: Peak) -> str:
+def explanation_text(found: "Explanation") -> str:
+    """Critical path by stage, then the effect of each change."""
+    whole = sum(found.path.values())
+    path = [(name, _seconds(value), f"{100 * value / whole:.1f}%") for name, value in found.path.items()]
+    changes = [(name, f"{100 * value:+.1f}%") for name, value in found.changes.items()]
+    return "\n".join(
+        [
+            f"{number(found.result.throughput_tok_s or 0)} tok/s, block {_seconds(found.result.block_time_s)}, "
+            f"{found.result.status}",
+            "",
+            "critical path of a block",
+            table(("stage", "time", "share"), path),
+            "",
+            "throughput if",
+            table(("change", "effect"), changes),
+        ]
+    )
+
+
+def summary_text(summary: Mapping[str, Any]) -> str:
+    """Counts, the best point and the Pareto front of a sweep."""
+    counts = ", ".join(f"{summary[state]} {state}" for state in ("ok", "infeasible", "failed"))
+    lines = [f"{summary['points']} points: {counts}"]
+    if summary["best"] is not None:
+        lines.append(f"best {number(summary['best']['throughput_tok_s'])} tok/s: {_parameters(summary['best'])}")
+        lines.append("throughput against block time, what no other point beats in both:")
+        lines += [
+            f"  {number(point['throughput_tok_s'])} tok/s, {_seconds(point['block_time_s'])}: {_parameters(point)}"
+            for point in summary["pareto"]
+        ]
+    return "\n".join(lines)
+
+
+def _parameters(point: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in point["parameters"].items())
+
+
+def peak_text(peak: "Peak") -> str:
     """The best batch, the largest one, those tried, and the memory budget."""
     tried = table(("batch", "tok/s"), [(str(batch), number(value)) for batch, value in peak.tried])
     return "\n".join(
