@@ -1,6 +1,6 @@
 """The public entry: one pipeline with one model on one device -> :class:`~herald_pipeline.result.Result`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +14,7 @@ from herald_exec.policy import PlannedPolicy, Policy
 from herald_exec.pools import TORCH_DTYPES, Pools
 from herald_exec.requests import DecodeRequest, RowState, request_problems
 from herald_exec.runner import BeforeStage, Execution
-from herald_exec.session import OnBlock, Session, bind
+from herald_exec.session import Action, OnBlock, Session, bind
 from herald_exec.streams import Streams, ThreadStreams, split_cores
 from herald_pipeline import capacity
 from herald_pipeline.decoding.sampling import Sampler
@@ -137,8 +137,7 @@ def decode(
     held = session.pools.num_bytes
     try:
         with _own_error(recorder, program, pipeline, options), torch.inference_mode():
-            names = [stream.name for stream in pipeline.template.streams]
-            streams = ThreadStreams(names, split_cores(names) if options.pin_cores else None)
+            streams, actions = _device(pipeline, session, options)
             Execution(
                 program,
                 session,
@@ -146,6 +145,7 @@ def decode(
                 streams,
                 recorder,
                 before_stage=options.before_stage,
+                actions=actions,
             ).run()
             streams.close()
             checksums = session.pools.checksums() if options.check else {}
@@ -153,7 +153,8 @@ def decode(
         if streams is not None:
             streams.close()
         session.pools.close()
-    result = _result(recorder, program, pipeline, options, pool_bytes=held)
+    on_device = {"pinned": True, "device_path": session.path} if session.device.type == "cuda" else {}
+    result = _result(recorder, program, pipeline, options, pool_bytes=held, **on_device)
     state = session.state
     return Run(result, state.answers, state.commits, recorder.trace, checksums)
 
@@ -192,6 +193,17 @@ def _session(pipeline: Pipeline, model: BlockModel, size: RequestSize, policy: P
         options.seed,
         options.on_block,
     )
+
+
+def _device(pipeline: Pipeline, session: Session, options: Options) -> tuple[Streams, Mapping[str, Action] | None]:
+    """Streams of the model's device, and the actions that it carries out in its own way."""
+    names = [stream.name for stream in pipeline.template.streams]
+    cores = split_cores(names) if options.pin_cores else None
+    if session.device.type == "cuda":
+        from herald_exec.cuda import open_device  # here, so that the CPU needs neither CUDA nor Triton
+
+        return open_device(session, cores)
+    return ThreadStreams(names, cores), None
 
 
 def _check(pipeline: Pipeline, model: BlockModel, requests: Sequence[DecodeRequest]) -> None:

@@ -1,13 +1,14 @@
 """KV in host memory: the full cache and the draft, read by the CPU kernels and by nobody else."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from herald_exec import kernels
-from herald_exec.kernels import Draft, PagedKV, Selection
+from herald_exec.kernels import PAGE_TOKENS, Draft, PagedKV, Selection
 from herald_pipeline.errors import RunError
 from herald_pipeline.model import ModelShape
 
@@ -42,6 +43,35 @@ class HostKV:
             k, v = (part.transpose(0, 1).to("cpu", self.dtype) for part in (keys, values))
             self.pages.append(layer, slot, start, k, v)
         self._lengths[layer, slot] = start + keys.shape[1]
+
+    def append_blocks(self, slots: Sequence[int], starts: Sequence[int], keys: Tensor, values: Tensor) -> None:
+        """Write ``[layers, R, kv, n, d]``, a block of each row in all layers, behind ``starts``; 0 begins a slot anew.
+
+        Rows in consecutive slots whose blocks lie alike in their pages are written in one copy.
+        """
+        held = self._lengths[:, slots]
+        wrong = (np.array(starts) != 0) & (held != np.array(starts))
+        if wrong.any():
+            layer, i = (int(found[0]) for found in wrong.nonzero())
+            raise RunError(
+                f"layer {layer}, slot {slots[i]}: {held[layer, i]} positions are stored, "
+                f"the next write begins at {starts[i]}"
+            )
+        count, alike = keys.shape[3], len(set(starts)) == 1 and _consecutive(slots)
+        groups = [(slice(0, len(slots)), starts[0])] if alike else [(slice(i, i + 1), s) for i, s in enumerate(starts)]
+        # Bits as integers, so that torch copies them with all its threads whatever their type.
+        pages = torch.from_numpy(self.pages.pages.view(f"i{self.dtype.itemsize}"))
+        for rows, start in groups:
+            at = slice(slots[rows.start], slots[rows.start] + rows.stop - rows.start)
+            for which, part in ((0, keys), (1, values)):
+                bits = part[:, rows].to(self.dtype).view(pages.dtype)
+                done = 0
+                while done < count:
+                    page, offset = divmod(start + done, PAGE_TOKENS)
+                    step = min(PAGE_TOKENS - offset, count - done)
+                    pages[:, at, :, page, which, offset : offset + step] = bits[:, :, :, done : done + step]
+                    done += step
+        self._lengths[:, slots] = np.array(starts) + count
 
     def read(self, layer: int, slot: int, stop: int) -> tuple[Tensor, Tensor]:
         """Keys and values of positions ``[0, stop)``, ``[kv, stop, d]`` each."""
@@ -155,3 +185,7 @@ class HostKV:
         self.pages.close()
         if self._extra is not None:
             self._extra.close()
+
+
+def _consecutive(slots: Sequence[int]) -> bool:
+    return all(later == earlier + 1 for earlier, later in pairwise(slots))

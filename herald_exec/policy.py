@@ -89,14 +89,15 @@ class PlannedPolicy:
         """See :class:`Policy`."""
         open_positions = masked.sum(dim=1).tolist()
         counts = [
-            self._count(row, step, int(still), masked.shape[1])
+            self.count(row, step, int(still), masked.shape[1])
             for row, step, still in zip(rows, steps, open_positions, strict=True)
         ]
         rank = rank_descending(choice.confidence, masked)
         assert isinstance(rank, Tensor)
         return masked & (rank < torch.tensor(counts, device=masked.device)[:, None])
 
-    def _count(self, row: Row, step: int, still: int, block_length: int) -> int:
+    def count(self, row: Row, step: int, still: int, block_length: int) -> int:
+        """Tokens that this step of the row's block accepts; ``still`` positions are masked."""
         known = min(max(len(row.request.prompt) - row.prefix, 0), block_length)
         at_first = block_length - known
         counts = self.plan.commits(row.request.id, row.block)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from herald_exec.host import HostKV
+from herald_exec.kernels import Selection
 from herald_pipeline.errors import RunError
 from herald_pipeline.model import KVDtype, ModelShape
 from herald_pipeline.pipeline import Pipeline
@@ -61,6 +62,7 @@ class KVStore:
         dtype: torch.dtype,
         device: torch.device,
         check: bool,
+        pinned: bool = False,
     ) -> None:
         self.name = pool.name
         self.slots = slots
@@ -73,14 +75,24 @@ class KVStore:
         self.capacity = round(pool.bytes_per_request(size)) // max(len(layers) * entry, 1)
         rows = pool.buffers * slots
         dims = (len(layers), rows, shape.num_kv_heads, self.capacity, shape.head_dim)
-        self._keys = torch.zeros(dims, dtype=dtype, device=device)
-        self._values = torch.zeros(dims, dtype=dtype, device=device)
+        self._keys = torch.zeros(dims, dtype=dtype, device=device, pin_memory=pinned)
+        self._values = torch.zeros(dims, dtype=dtype, device=device, pin_memory=pinned)
         self._positions = torch.full(dims[:-1], NOWHERE, dtype=torch.int32) if check else None
 
     @property
     def num_bytes(self) -> int:
         """Bytes held."""
         return self._keys.nbytes + self._values.nbytes
+
+    def layer(self, layer: int) -> KV:
+        """All storage rows of a layer, ``[rows, kv, capacity, d]``; a ring's layers are its one place list."""
+        at = self._layer(layer)
+        return KV(self._keys[at], self._values[at])
+
+    @property
+    def contents(self) -> KV:
+        """Everything, ``[layers, rows, kv, capacity, d]``."""
+        return KV(self._keys, self._values)
 
     def _layer(self, layer: int) -> int:
         return 0 if self._shared else self._index[layer]
@@ -171,12 +183,12 @@ class KVStore:
 class Exchange:
     """Pinned buffers between the GPU and the CPU's selection, for all rows of one launch (fp32)."""
 
-    def __init__(self, slots: int, queries: int, shape: ModelShape) -> None:
+    def __init__(self, slots: int, queries: int, shape: ModelShape, pinned: bool = False) -> None:
         heads, kv, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
-        self.q = torch.zeros(slots, queries, heads, dim)
-        self.k = torch.zeros(slots, queries, kv, dim)
-        self.v = torch.zeros(slots, queries, kv, dim)
-        self.output = torch.zeros(slots, queries, heads, dim)
+        self.q = torch.zeros(slots, queries, heads, dim, pin_memory=pinned)
+        self.k = torch.zeros(slots, queries, kv, dim, pin_memory=pinned)
+        self.v = torch.zeros(slots, queries, kv, dim, pin_memory=pinned)
+        self.output = torch.zeros(slots, queries, heads, dim, pin_memory=pinned)
 
     @property
     def num_bytes(self) -> int:
@@ -202,12 +214,14 @@ class Pools:
     ) -> None:
         shape, settings = pipeline.model, pipeline.settings
         device_dtype, host_dtype = TORCH_DTYPES[settings.kv_dtype], TORCH_DTYPES[settings.dram_kv_dtype]
+        # Beside a GPU, buffers between it and the host are page-locked: its copies run by themselves only then.
+        pinned = device.type == "cuda"
         self.slots = slots
         self.check = check
         self.stores: dict[str, KVStore] = {}
         self.hosts: dict[str, HostKV] = {}
         self.exchange: Exchange | None = None
-        self.indices: dict[int, tuple[Tensor, Tensor]] = {}
+        self.indices: dict[int, Selection] = {}
         """Per layer, the newest selection: ``[R, kv, max k]`` int32 and counts ``[R, kv]``."""
         self.prompt: dict[int, list[KV]] = {}
         """Places of the prompt's ring: a layer's KV of each request being prefilled."""
@@ -217,10 +231,11 @@ class Pools:
                     tokens = size.tokens if pool.name == "full" else size.block_length
                     self.hosts[pool.name] = HostKV(len(pool.layers), slots, tokens, shape, host_dtype)
                 elif pool.name in ("query", "output"):
-                    self.exchange = self.exchange or Exchange(slots, queries, shape)
+                    self.exchange = self.exchange or Exchange(slots, queries, shape, pinned)
                 elif pool.name not in ("indices", "prompt"):
                     home = device if pool.home is Home.HBM else torch.device("cpu")
-                    self.stores[pool.name] = KVStore(pool, slots, size, shape, device_dtype, home, check)
+                    pin = pinned and pool.home is Home.DRAM
+                    self.stores[pool.name] = KVStore(pool, slots, size, shape, device_dtype, home, check, pin)
         except BaseException:
             self.close()
             raise

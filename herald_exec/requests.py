@@ -163,14 +163,19 @@ class RowState:
         slots = torch.tensor([row.slot for row in rows], device=values.device)
         values[slots[:, None], starts[:, None] + offsets] = block
 
-    def deliver(self, row: Row, eos: Sequence[int]) -> tuple[int, bool]:
+    def deliver(self, row: Row, eos: Sequence[int], block: Sequence[int] | None = None) -> tuple[int, bool]:
         """Add a completed block to the row's answer: how many tokens, and whether the answer ends with it.
+
+        ``block`` are the block's tokens, where the caller has them already.
 
         Only positions at or behind the prompt's end count, for EOS too (U09), and none behind ``new_tokens``.
         """
         first = max(row.prefix, len(row.request.prompt))
         last = min(row.prefix + self.block_length, row.request.end)
-        answer = self.tokens[row.slot, first:last].tolist()
+        if block is None:
+            answer = self.tokens[row.slot, first:last].tolist()
+        else:
+            answer = list(block[first - row.prefix : last - row.prefix])
         for index, token in enumerate(answer):
             if token in eos:
                 self.answers[row.request.id] += answer[: index + 1]

@@ -6,11 +6,11 @@ one has streams of a device.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from herald_exec.denoising import Outcome
 from herald_exec.requests import DecodeRequest, Row, launch_rows
-from herald_exec.session import Session, Task, bind
+from herald_exec.session import Action, Session, Task, bind
 from herald_exec.streams import Completion, Streams
 from herald_pipeline.errors import HeraldError, RunError
 from herald_pipeline.result import Recorder
@@ -33,6 +33,7 @@ class Execution:
         recorder: Recorder,
         *,
         before_stage: BeforeStage | None = None,
+        actions: Mapping[str, Action] | None = None,
     ) -> None:
         self.program = program
         self.session = session
@@ -40,7 +41,7 @@ class Execution:
         self._requests = requests
         self._streams = streams
         self._before_stage = before_stage
-        self._actions = bind(program.pipeline)
+        self._actions = bind(program.pipeline, actions)
         self._pending: dict[int, Completion] = {}
         self._turns: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -83,7 +84,11 @@ class Execution:
         after = [pending[number] for number in launch.after if number in pending]
         task = self._task(launch)
         completion = self._streams.submit(
-            launch.stage.stream, task.where, lambda done: self._carry_out(task, done), after
+            launch.stage.stream,
+            task.where,
+            lambda done: self._carry_out(task, done),
+            after,
+            host=launch.stage.resource == "cpu",
         )
         pending[launch.id] = completion
         return completion
@@ -109,12 +114,13 @@ class Execution:
             raise RunError(f"{task.where}: {problem}") from problem
         except Exception as problem:
             raise RunError(f"{task.where}: {type(problem).__name__}: {problem}") from problem
-        completion.end_ns = self._streams.now_ns()
-        with self._lock:
-            self.recorder.record(
-                launch, completion.start_ns, completion.end_ns, queued_ns=completion.queued_ns, num_bytes=task.num_bytes
-            )
+        self._streams.when_ended(completion, lambda: self._record(task, completion))
         return value
+
+    def _record(self, task: Task, completion: Completion) -> None:
+        start_ns, end_ns, queued_ns = completion.start_ns, completion.end_ns, completion.queued_ns
+        with self._lock:
+            self.recorder.record(task.launch, start_ns, end_ns, queued_ns=queued_ns, num_bytes=task.num_bytes)
 
     # Decoding --------------------------------------------------------------------------------------------------------
 

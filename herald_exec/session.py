@@ -1,6 +1,6 @@
 """What the actions of one run share, and the task that each launch becomes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,7 +80,8 @@ class Session:
     """Model, pools and rows of a run. ``passes`` holds what a layer-by-layer pass carries, one entry a stream.
 
     ``threads`` is how many the CPU kernels may use; ``None`` is all. ``synthetic`` fills a prompt's KV with seeded
-    random numbers instead of computing it (speed runs at long contexts).
+    random numbers instead of computing it (speed runs at long contexts). ``path`` says how the device carries actions
+    out, for the result.
     """
 
     pipeline: Pipeline
@@ -93,6 +94,7 @@ class Session:
     synthetic: bool = False
     seed: int = 0
     on_block: OnBlock | None = None
+    path: str = "plain"
     passes: dict[str, Any] = field(default_factory=dict)
     stopped: set[int] = field(default_factory=set)
 
@@ -142,16 +144,19 @@ def action(name: str) -> Callable[[Action], Action]:
     return register
 
 
-def bind(pipeline: Pipeline) -> dict[str, Action]:
-    """Stage name -> function, for every stage; an action that nothing carries out is refused before the run."""
-    bound = {}
+def bind(pipeline: Pipeline, own: Mapping[str, Action] | None = None) -> dict[str, Action]:
+    """Stage name -> function, for every stage; an action that nothing carries out is refused before the run.
+
+    ``own`` are a device's actions, which take precedence.
+    """
+    bound, known = {}, {**ACTIONS, **(own or {})}
     for stage in pipeline.template.stages():
-        if stage.action not in ACTIONS:
+        if stage.action not in known:
             raise PipelineError(
                 f"stage {stage.name!r} of {pipeline.method.name} has action {stage.action!r}, which the executor does "
-                f"not know{did_you_mean(stage.action, ACTIONS)}"
+                f"not know{did_you_mean(stage.action, known)}"
             )
-        bound[stage.name] = ACTIONS[stage.action]
+        bound[stage.name] = known[stage.action]
     return bound
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,9 +54,22 @@ class Streams(ABC):
 
     @abstractmethod
     def submit(
-        self, stream: str, label: str, work: Callable[[Completion], Any], after: Sequence[Completion]
+        self,
+        stream: str,
+        label: str,
+        work: Callable[[Completion], Any],
+        after: Sequence[Completion],
+        *,
+        host: bool = False,
     ) -> Completion:
-        """Put ``work`` behind all earlier work of ``stream``; it also waits for ``after``."""
+        """Put ``work`` behind all earlier work of ``stream``; it also waits for ``after``.
+
+        ``host``: the work reads or writes host memory itself, so all of that must have ended on the device as well.
+        """
+
+    @abstractmethod
+    def when_ended(self, completion: Completion, then: Callable[[], None]) -> None:
+        """Call ``then`` once the work has ended and its times are known; called from within the work."""
 
     @abstractmethod
     def wait(self, completion: Completion) -> Any:
@@ -111,14 +125,28 @@ class ThreadStreams(Streams):
         return time.perf_counter_ns() - self._start_ns
 
     def submit(
-        self, stream: str, label: str, work: Callable[[Completion], Any], after: Sequence[Completion]
+        self,
+        stream: str,
+        label: str,
+        work: Callable[[Completion], Any],
+        after: Sequence[Completion],
+        *,
+        host: bool = False,
     ) -> Completion:
         """Put ``work`` behind all earlier work of ``stream``; it also waits for ``after``."""
         self._raise_error()
-        completion = Completion(label, queued_ns=self.now_ns())
+        completion = self._completion(stream, label)
         self._last[stream] = completion
-        self._queues[stream].put(_Item(completion, work, tuple(after)))
+        self._queues[stream].put(_Item(completion, work, tuple(after), host))
         return completion
+
+    def _completion(self, stream: str, label: str) -> Completion:
+        return Completion(label, queued_ns=self.now_ns())
+
+    def when_ended(self, completion: Completion, then: Callable[[], None]) -> None:
+        """Here the work ends with the call itself."""
+        completion.end_ns = self.now_ns()
+        then()
 
     def wait(self, completion: Completion) -> Any:
         """Value of the work once it has ended; the run's error if it has failed meanwhile."""
@@ -149,13 +177,18 @@ class ThreadStreams(Streams):
         try:
             if cores:
                 _use_cores(cores)
-            while True:
-                item = self._queues[name].get()
-                if item is None:
-                    return
-                self._run(item)
+            with self._on_stream(name):
+                while True:
+                    item = self._queues[name].get()
+                    if item is None:
+                        return
+                    self._run(item)
         except BaseException as problem:
             self._fail(problem)
+
+    def _on_stream(self, name: str) -> AbstractContextManager[Any]:
+        """What surrounds all work of a stream's thread."""
+        return nullcontext()
 
     def _run(self, item: "_Item") -> None:
         completion = item.completion
@@ -164,13 +197,16 @@ class ThreadStreams(Streams):
                 while not earlier.wait(_POLL_S) and self._error is None:
                     pass
             if self._error is None:
-                completion.start_ns = self.now_ns()
-                completion.value = item.work(completion)
+                self._carry_out(item)
         except BaseException as problem:
             self._fail(problem)
         finally:
             # Also on failure: whoever waits wakes up and finds the error.
             completion.finish()
+
+    def _carry_out(self, item: "_Item") -> None:
+        item.completion.start_ns = self.now_ns()
+        item.completion.value = item.work(item.completion)
 
     def _fail(self, problem: BaseException) -> None:
         with self._lock:
@@ -198,6 +234,7 @@ class _Item:
     completion: Completion
     work: Callable[[Completion], Any]
     after: tuple[Completion, ...]
+    host: bool
 
 
 def _use_cores(cores: frozenset[int]) -> None:

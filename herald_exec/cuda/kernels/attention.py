@@ -1,0 +1,392 @@
+"""Attention of whole blocks to a pool and to themselves: projections into place, then one pass over the keys.
+
+A **lane** is one group of B tokens: a row's block, or the draft of it. Its keys are ``lengths[lane]`` entries of the
+pool's storage row ``rows[lane]`` and its own B; all of them are seen by all of its queries, so prefix and block are one
+key range and need no mask but the length. The G heads of a group are query rows of one product: a KV head is read once.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from herald_exec.models.layers import Rotary
+
+_LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def _head_tile(
+    joined,
+    weight,
+    cos,
+    sin,
+    token,
+    first,
+    num_heads,
+    width,
+    half,
+    eps,
+    D: tl.constexpr,
+    HEADS: tl.constexpr,
+    NORM: tl.constexpr,
+    ROTATE: tl.constexpr,
+):
+    """Heads [first, first + num_heads) of a token, normed and rotated: ``[HEADS, D]`` fp32."""
+    heads, columns = tl.arange(0, HEADS)[:, None], tl.arange(0, D)[None, :]
+    base = joined + token * width + (first + heads) * D
+    x = tl.load(base + columns, mask=heads < num_heads, other=0.0).to(tl.float32)
+    if NORM:
+        scale = 1.0 / tl.sqrt(tl.sum(x * x, axis=1) / D + eps)
+        x = x * scale[:, None] * tl.load(weight + columns).to(tl.float32)
+    if ROTATE:
+        # Half-split pairs (i, i + half) of the first 2 * half dimensions; the others pass.
+        turned = columns < 2 * half
+        low = columns < half
+        partner = tl.where(low, columns + half, tl.where(turned, columns - half, columns))
+        y = tl.load(base + partner, mask=heads < num_heads, other=0.0).to(tl.float32)
+        if NORM:
+            y = y * scale[:, None] * tl.load(weight + partner).to(tl.float32)
+        angle = token * half + tl.where(low, columns, columns - half)
+        c = tl.load(cos + angle, mask=turned, other=1.0)
+        s = tl.load(sin + angle, mask=turned, other=0.0)
+        x = x * c + tl.where(low, -y, y) * s
+    return x
+
+
+@triton.jit
+def _place(
+    joined,
+    q_weight,
+    k_weight,
+    cos,
+    sin,
+    q_out,
+    own_k,
+    own_v,
+    pool_k,
+    pool_v,
+    pool_rows,
+    pool_starts,
+    pool_row_stride,
+    pool_head_stride,
+    out_k,
+    out_v,
+    out_rows,
+    out_row_stride,
+    out_head_stride,
+    num_heads,
+    kv_heads,
+    half,
+    eps,
+    B: tl.constexpr,
+    D: tl.constexpr,
+    G: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV: tl.constexpr,
+    NORM: tl.constexpr,
+    TO_POOL: tl.constexpr,
+    TO_OUT: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    lane, place = token // B, token % B
+    width = (num_heads + 2 * kv_heads) * D
+    columns = tl.arange(0, D)[None, :]
+    q = _head_tile(joined, q_weight, cos, sin, token, 0, num_heads, width, half, eps, D, HEADS, NORM, True)
+    heads = tl.arange(0, HEADS)[:, None]
+    q_row = (lane * kv_heads + heads // G) * B * G + place * G + heads % G
+    tl.store(q_out + q_row * D + columns, q, mask=heads < num_heads)
+    k = _head_tile(joined, k_weight, cos, sin, token, num_heads, kv_heads, width, half, eps, D, KV, NORM, True)
+    v = _head_tile(
+        joined, k_weight, cos, sin, token, num_heads + kv_heads, kv_heads, width, half, eps, D, KV, False, False
+    )
+    heads = tl.arange(0, KV)[:, None]
+    real = heads < kv_heads
+    own = ((lane * kv_heads + heads) * B + place) * D + columns
+    tl.store(own_k + own, k, mask=real)
+    tl.store(own_v + own, v, mask=real)
+    if TO_POOL:
+        row = tl.load(pool_rows + lane).to(tl.int64)
+        start = tl.load(pool_starts + lane)
+        at = row * pool_row_stride + heads * pool_head_stride + (start + place) * D + columns
+        tl.store(pool_k + at, k, mask=real & (row >= 0))
+        tl.store(pool_v + at, v, mask=real & (row >= 0))
+    if TO_OUT:
+        row = tl.load(out_rows + lane).to(tl.int64)
+        at = row * out_row_stride + heads * out_head_stride + place * D + columns
+        tl.store(out_k + at, k, mask=real & (row >= 0))
+        tl.store(out_v + at, v, mask=real & (row >= 0))
+
+
+def place_heads(
+    joined: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    rotary: Rotary,
+    eps: float,
+    lanes: int,
+    heads: tuple[int, int],
+    pool: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
+    out: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Per-head norms and RoPE of a joined projection, each part to where it is read next.
+
+    Parameters
+    ----------
+    joined
+        ``[lanes * B, (heads + 2 kv) d]``: Q, K, V.
+    heads
+        Query heads and KV heads.
+    pool
+        Keys and values of a layer of a pool ``[rows, kv, capacity, d]``, and per lane the storage row (-1: none) and
+        the first entry that takes the lane's KV, int32.
+    out
+        The same for a buffer of whole blocks, from entry 0 on: keys, values, rows.
+
+    Returns
+    -------
+    tuple of Tensor
+        Folded queries ``[lanes, kv, B * G, d]`` and the lanes' own keys and values ``[lanes, kv, B, d]``.
+    """
+    tokens = joined.shape[0]
+    num_heads, kv = heads
+    block, dim, group = tokens // lanes, joined.shape[1] // (num_heads + 2 * kv), num_heads // kv
+    q = joined.new_empty(lanes, kv, block * group, dim)
+    own_k, own_v = (joined.new_empty(lanes, kv, block, dim) for _ in "kv")
+    pool_k, pool_v, pool_rows, pool_starts = pool if pool is not None else (own_k, own_v, own_k, own_k)
+    out_k, out_v, out_rows = out if out is not None else (own_k, own_v, own_k)
+    norm = q_norm is not None and k_norm is not None
+    _place[(tokens,)](
+        joined,
+        q_norm if norm else joined,
+        k_norm if norm else joined,
+        rotary.cos,
+        rotary.sin,
+        q,
+        own_k,
+        own_v,
+        pool_k,
+        pool_v,
+        pool_rows,
+        pool_starts,
+        pool_k.stride(0),
+        pool_k.stride(1),
+        out_k,
+        out_v,
+        out_rows,
+        out_k.stride(0),
+        out_k.stride(1),
+        num_heads,
+        kv,
+        rotary.cos.shape[1],
+        eps,
+        B=block,
+        D=dim,
+        G=group,
+        HEADS=triton.next_power_of_2(num_heads),
+        KV=triton.next_power_of_2(kv),
+        NORM=norm,
+        TO_POOL=pool is not None,
+        TO_OUT=out is not None,
+        num_warps=4,
+    )
+    return q, own_k, own_v
+
+
+@triton.jit
+def _step(q, k, v, m, total, acc, real, MASKED: tl.constexpr, PRECISION: tl.constexpr):
+    """One tile of keys into the running softmax (base 2; ``q`` holds the scale)."""
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    if MASKED:
+        scores = tl.where(real[None, :], scores, float("-inf"))
+    top = tl.maximum(m, tl.max(scores, axis=1))
+    shift = tl.where(top == float("-inf"), 0.0, top)
+    p = tl.exp2(scores - shift[:, None])
+    decay = tl.exp2(m - shift)
+    total = total * decay + tl.sum(p, axis=1)
+    acc = acc * decay[:, None] + tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
+    return top, total, acc
+
+
+@triton.jit
+def _attend(
+    queries,
+    keys,
+    values,
+    own_k,
+    own_v,
+    rows,
+    lengths,
+    out,
+    part_out,
+    part_lse,
+    row_stride,
+    head_stride,
+    kv_heads,
+    scale,
+    B: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    OWN: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    M: tl.constexpr = B * G
+    pair = tl.program_id(0).to(tl.int64)
+    lane, head = pair // kv_heads, pair % kv_heads
+    split = tl.program_id(2)
+    m_rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tl.arange(0, D)
+    q_at = (pair * M + m_rows)[:, None] * D + columns[None, :]
+    q = tl.load(queries + q_at, mask=(m_rows < M)[:, None], other=0.0)
+    q = (q.to(tl.float32) * scale).to(q.dtype)
+    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, D], tl.float32)
+    length = tl.load(lengths + lane)
+    storage = tl.load(rows + lane).to(tl.int64)
+    base = storage * row_stride + head * head_stride
+    chunk = tl.cdiv(tl.cdiv(length, SPLITS), BLOCK_N) * BLOCK_N
+    low = split * chunk
+    high = tl.minimum(low + chunk, length)
+    whole = low + tl.maximum(high - low, 0) // BLOCK_N * BLOCK_N
+    n = tl.arange(0, BLOCK_N)
+    for start in range(low, whole, BLOCK_N):
+        at = base + (start + n)[:, None] * D + columns[None, :]
+        m, total, acc = _step(q, tl.load(keys + at), tl.load(values + at), m, total, acc, n < BLOCK_N, False, PRECISION)
+    if whole < high:
+        real = whole + n < high
+        at = base + (whole + n)[:, None] * D + columns[None, :]
+        k = tl.load(keys + at, mask=real[:, None], other=0.0)
+        v = tl.load(values + at, mask=real[:, None], other=0.0)
+        m, total, acc = _step(q, k, v, m, total, acc, real, True, PRECISION)
+    if split == SPLITS - 1:
+        o = tl.arange(0, OWN)
+        at = (pair * B + o)[:, None] * D + columns[None, :]
+        k = tl.load(own_k + at, mask=(o < B)[:, None], other=0.0)
+        v = tl.load(own_v + at, mask=(o < B)[:, None], other=0.0)
+        m, total, acc = _step(q, k, v, m, total, acc, o < B, True, PRECISION)
+    some = tl.where(total > 0, total, 1.0)
+    acc = acc / some[:, None]
+    if SPLITS == 1:
+        token, head_of = lane * B + m_rows // G, head * G + m_rows % G
+        at = (token * kv_heads * G + head_of)[:, None] * D + columns[None, :]
+        tl.store(out + at, acc, mask=(m_rows < M)[:, None])
+    else:
+        part = (pair * SPLITS + split) * M + m_rows
+        tl.store(part_out + part[:, None] * D + columns[None, :], acc, mask=(m_rows < M)[:, None])
+        lse = tl.where(total > 0, m + tl.log2(some), float("-inf"))
+        tl.store(part_lse + part, lse, mask=m_rows < M)
+
+
+@triton.jit
+def _combine(
+    part_out,
+    part_lse,
+    out,
+    kv_heads,
+    B: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    M: tl.constexpr = B * G
+    pair = tl.program_id(0).to(tl.int64)
+    lane, head = pair // kv_heads, pair % kv_heads
+    m_rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tl.arange(0, D)
+    real = m_rows < M
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    for split in range(SPLITS):
+        top = tl.maximum(top, tl.load(part_lse + (pair * SPLITS + split) * M + m_rows, mask=real, other=0.0))
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, D], tl.float32)
+    for split in range(SPLITS):
+        part = (pair * SPLITS + split) * M + m_rows
+        weight = tl.exp2(tl.load(part_lse + part, mask=real, other=0.0) - top)
+        total += weight
+        at = part[:, None] * D + columns[None, :]
+        acc += weight[:, None] * tl.load(part_out + at, mask=real[:, None], other=0.0).to(tl.float32)
+    token, head_of = lane * B + m_rows // G, head * G + m_rows % G
+    at = (token * kv_heads * G + head_of)[:, None] * D + columns[None, :]
+    tl.store(out + at, acc / total[:, None], mask=real[:, None])
+
+
+def attend_lanes(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    own: tuple[Tensor, Tensor],
+    rows: Tensor,
+    lengths: Tensor,
+    *,
+    splits: int = 1,
+    block_n: int | None = None,
+    num_warps: int = 8,
+    num_stages: int = 2,
+) -> Tensor:
+    """Attention of lanes to ``lengths`` entries of their storage rows and to their own block.
+
+    Parameters
+    ----------
+    q
+        Folded queries ``[lanes, kv, B * G, d]``.
+    keys, values
+        A layer of a pool, ``[rows, kv, capacity, d]``.
+    own
+        The lanes' own keys and values ``[lanes, kv, B, d]``.
+    rows, lengths
+        Per lane, int32.
+    splits
+        Parts of a lane's keys that are read by different multiprocessors.
+
+    Returns
+    -------
+    Tensor
+        ``[lanes * B, heads * d]``, as the output projection reads it.
+    """
+    lanes, kv, m, dim = q.shape
+    block = own[0].shape[2]
+    group = m // block
+    wide = q.dtype == torch.float32
+    block_m = min(max(16, triton.next_power_of_2(m)), 64 if wide else 128)
+    block_n = block_n or (32 if wide else 64)
+    out = q.new_empty(lanes * block, kv * group * dim)
+    part_out, part_lse = out, out
+    if splits > 1:
+        part_out = q.new_empty(lanes * kv * splits, m, dim)
+        part_lse = torch.empty(lanes * kv * splits, m, device=q.device, dtype=torch.float32)
+    grid = (lanes * kv, triton.cdiv(m, block_m))
+    _attend[(*grid, splits)](
+        q,
+        keys,
+        values,
+        *own,
+        rows,
+        lengths,
+        out,
+        part_out,
+        part_lse,
+        keys.stride(0),
+        keys.stride(1),
+        kv,
+        dim**-0.5 * _LOG2_E,
+        B=block,
+        G=group,
+        D=dim,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        OWN=max(16, triton.next_power_of_2(block)),
+        SPLITS=splits,
+        PRECISION="ieee" if wide else "tf32",
+        num_warps=num_warps if block_m * dim > 8192 else 4,
+        num_stages=num_stages,
+    )
+    if splits > 1:
+        _combine[grid](
+            part_out, part_lse, out, kv, B=block, G=group, D=dim, BLOCK_M=block_m, SPLITS=splits, num_warps=4
+        )
+    return out

@@ -1,0 +1,113 @@
+"""What a forward must know of its lanes, as numbers on the device.
+
+A graph is captured once for a number of lanes and replayed with other rows, lengths, buffers and modes: everything that
+changes from launch to launch is read from one int32 table, filled on the host and copied before the replay.
+"""
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from herald_exec.requests import Row
+from herald_exec.session import Session
+from herald_pipeline.stages import Mode
+
+NOWHERE = -1
+"""Storage row of a lane that stores nothing in a pool."""
+
+
+class Field(IntEnum):
+    """Rows of the table. ``FULL_*`` serve layers whose full KV is on the device, ``SPARSE_*`` the others."""
+
+    SLOT = 0
+    START = 1
+    IS_DRAFT = 2
+    FULL_ROW = 3
+    FULL_LENGTH = 4
+    FULL_STORE_ROW = 5
+    FULL_STORE_AT = 6
+    SPARSE_ROW = 7
+    SPARSE_LENGTH = 8
+    SPARSE_STORE_ROW = 9
+    SPARSE_STORE_AT = 10
+    OUT_ROW = 11
+    IS_OPEN = 12
+    ACCEPTS = 13
+    STEP = 14
+    IS_FIRST = 15
+    REQUEST = 16
+
+
+_NOTHING = (Field.FULL_STORE_ROW, Field.SPARSE_STORE_ROW, Field.OUT_ROW)
+
+
+class LaneTable:
+    """Pinned and device copies of the table, for at most ``lanes`` lanes.
+
+    Two pinned copies take turns: one may still be on its way when the next launch is prepared.
+    """
+
+    def __init__(self, lanes: int, device: torch.device) -> None:
+        dims = (len(Field), lanes)
+        self.device_table = torch.zeros(dims, dtype=torch.int32, device=device)
+        self.device_table[list(_NOTHING)] = NOWHERE
+        self._host = [torch.zeros(dims, dtype=torch.int32, pin_memory=device.type == "cuda") for _ in range(2)]
+        self._turn = 0
+
+    def __getitem__(self, field: Field) -> Tensor:
+        """A field of all lanes on the device."""
+        return self.device_table[field]
+
+    def fill(self, session: Session, rows: Sequence[Row], lanes: int) -> None:
+        """Describe ``rows``, then the draft lanes of those that draft, then lanes that do nothing up to ``lanes``."""
+        drafting = [row for row in rows if row.mode is Mode.DRAFT]
+        columns = [_lane(session, row, draft=False) for row in rows] + [
+            _lane(session, row, draft=True) for row in drafting
+        ]
+        columns += [_EMPTY] * (lanes - len(columns))
+        self._turn = 1 - self._turn
+        host = self._host[self._turn]
+        host[:, :lanes] = torch.tensor(columns, dtype=torch.int32).T
+
+    def set(self, field: Field, values: Sequence[int]) -> None:
+        """Set a field of the first lanes; after :meth:`fill`."""
+        self._host[self._turn][field, : len(values)] = torch.tensor(values, dtype=torch.int32)
+
+    def send(self) -> None:
+        """Copy the table to the device, behind earlier work of the current stream."""
+        self.device_table.copy_(self._host[self._turn], non_blocking=True)
+
+
+_EMPTY = tuple(NOWHERE if field in _NOTHING else 0 for field in Field)
+
+
+def _lane(session: Session, row: Row, *, draft: bool) -> tuple[int, ...]:
+    values = dict.fromkeys(Field, 0)
+    values.update(dict.fromkeys(_NOTHING, NOWHERE))
+    completes = row.mode.completes and not draft
+    values[Field.SLOT], values[Field.START], values[Field.IS_DRAFT] = row.slot, row.prefix, int(draft)
+    values[Field.REQUEST] = row.request.id
+    values[Field.FULL_ROW], values[Field.FULL_LENGTH] = row.slot, row.prefix
+    if completes:
+        values[Field.FULL_STORE_ROW], values[Field.FULL_STORE_AT] = row.slot, row.prefix
+    sparse = session.pools.stores.get("sparse")
+    if sparse is not None:
+        double = session.double_buffered
+        values[Field.SPARSE_ROW] = sparse.row(row.slot, row.parity if double else 0)
+        values[Field.SPARSE_LENGTH] = row.selected + row.tail
+        if completes and double:
+            values[Field.SPARSE_STORE_ROW] = sparse.row(row.slot, row.idle)
+            values[Field.SPARSE_STORE_AT] = row.to_select
+        if completes and not double:
+            values[Field.OUT_ROW] = row.slot
+    if draft or row.mode is Mode.COMPLETE_DRAFT:
+        values[Field.OUT_ROW] = row.slot
+    return tuple(values[field] for field in Field)
+
+
+def bucket(lanes: int) -> int:
+    """Lanes for which a graph is captured: the number itself up to 4, then multiples of 4, then of 8 above 32."""
+    step = 1 if lanes <= 4 else 4 if lanes <= 32 else 8
+    return -(-lanes // step) * step

@@ -1,0 +1,182 @@
+"""Streams of a GPU: a host thread a stream, the device's stream current in it, and events where work meets.
+
+What waits for what:
+
+    device work for device work   the device waits for an event; the host goes on
+    host work for device work     the waiting thread, and nobody else, sleeps until the event
+    anything for host work        the thread waits for the host's completion, as without a GPU
+
+Times are the device's: events before and after the work, put on the streams' clock once they have passed.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from herald_exec.streams import Completion, ThreadStreams, _Item
+
+_NS_PER_MS = 1e6
+
+
+@dataclass(slots=True, eq=False)
+class DeviceCompletion(Completion):
+    """A completion that has ended when the host has issued its work and the device has passed ``ended``.
+
+    ``begun`` and ``ended`` are ``None`` for work of the host alone.
+    """
+
+    stream: str = ""
+    begun: Any = None
+    ended: Any = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the work has ended on both sides; asks the device without waiting for it."""
+        return self._done.is_set() and (self.ended is None or bool(self.ended.query()))
+
+
+class CudaStreams(ThreadStreams):
+    """One host thread and one CUDA stream for each name.
+
+    Parameters
+    ----------
+    names
+        Streams to open.
+    device
+        The GPU.
+    high_priority
+        Streams whose kernels go before those of others that wait for a multiprocessor.
+
+    Notes
+    -----
+    A value that a deciding launch returns may be a function: it is called by :meth:`wait` once the device has passed
+    the work, in the caller's thread, and reads what the work left in pinned memory.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        device: torch.device,
+        *,
+        high_priority: Collection[str] = (),
+        cores: Mapping[str, frozenset[int]] | None = None,
+    ) -> None:
+        self.device = device
+        self._device_streams = {
+            name: torch.cuda.Stream(device, priority=-1 if name in high_priority else 0)  # type: ignore[no-untyped-call]
+            for name in names
+        }
+        self._newest: dict[str, Any] = {}
+        self._unsettled: dict[str, deque[tuple[DeviceCompletion, Callable[[], None]]]] = {n: deque() for n in names}
+        self._settling = threading.Lock()
+        torch.cuda.synchronize(device)  # once, before anything runs: what was prepared on other streams is there
+        super().__init__(names, cores)
+        # The common clock: an event and the host's time at which the idle device passed it.
+        self._origin = _event()
+        with torch.cuda.device(device):
+            self._origin.record(self._device_streams[names[0]])
+        self._origin.synchronize()
+        self._origin_ns = self.now_ns()
+
+    def wait(self, completion: Completion) -> Any:
+        """Value of the work once it has ended on the device; the run's error if it has failed meanwhile."""
+        super().wait(completion)
+        assert isinstance(completion, DeviceCompletion)
+        if completion.ended is not None:
+            completion.ended.synchronize()
+        self._settle()
+        if callable(completion.value):
+            completion.value = completion.value()
+        return completion.value
+
+    def drain(self) -> None:
+        """Wait until all streams are empty, on the device too."""
+        super().drain()
+        self._settle()
+
+    def when_ended(self, completion: Completion, then: Callable[[], None]) -> None:
+        """Call ``then`` from the thread that next waits for something, once the device has passed the work."""
+        assert isinstance(completion, DeviceCompletion)
+        self._unsettled[completion.stream].append((completion, then))
+
+    def close(self) -> None:
+        """End the threads and wait for the device, so that memory may be freed."""
+        if self._closed:
+            return
+        super().close()
+        for stream in self._device_streams.values():
+            try:
+                stream.synchronize()
+            except RuntimeError:
+                # A broken device says so again at every call; the run already ends with the first error.
+                break
+
+    # Inside the threads ----------------------------------------------------------------------------------------------
+
+    def _completion(self, stream: str, label: str) -> Completion:
+        return DeviceCompletion(label, queued_ns=self.now_ns(), stream=stream)
+
+    @contextmanager
+    def _on_stream(self, name: str) -> Iterator[None]:
+        with torch.cuda.device(self.device), torch.cuda.stream(self._device_streams[name]), torch.inference_mode():
+            yield
+
+    def _carry_out(self, item: _Item) -> None:
+        completion = item.completion
+        assert isinstance(completion, DeviceCompletion)
+        name, earlier = completion.stream, [found for found in item.after if isinstance(found, DeviceCompletion)]
+        if item.host:
+            # The stream's own earlier work too: its copies may still be under way.
+            for event in (self._newest.get(name), *(found.ended for found in earlier)):
+                if event is not None:
+                    event.synchronize()
+            completion.start_ns = self.now_ns()
+            completion.value = item.work(completion)
+            completion.end_ns = self.now_ns()
+            return
+        stream = self._device_streams[name]
+        for found in earlier:
+            if found.ended is not None and found.stream != name:
+                stream.wait_event(found.ended)
+        completion.begun = _event()
+        completion.begun.record(stream)
+        completion.value = item.work(completion)
+        ended = _event()
+        ended.record(stream)
+        completion.end_ns = self.now_ns()
+        self._newest[name] = completion.ended = ended
+
+    # Times -----------------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Times of all work that has ended, in the order of each stream; ``main`` last, its gaps are judged by others.
+
+        What has not ended is left for later: nothing waits here.
+        """
+        with self._settling:
+            for name in sorted(self._unsettled, key=lambda known: known == "main"):
+                waiting = self._unsettled[name]
+                while waiting and waiting[0][0].done:
+                    completion, then = waiting.popleft()
+                    self._put_on_clock(completion)
+                    then()
+
+    def _put_on_clock(self, completion: DeviceCompletion) -> None:
+        if completion.ended is None:
+            return
+        completion.start_ns = self._on_clock(completion.begun)
+        # Work with a part of the host's (a download put into pages) records its event behind that part.
+        completion.end_ns = max(self._on_clock(completion.ended), completion.start_ns)
+
+    def _on_clock(self, event: Any) -> int:
+        return self._origin_ns + int(self._origin.elapsed_time(event) * _NS_PER_MS)
+
+
+def _event() -> torch.cuda.Event:
+    """An event with its time, for which a thread sleeps: spinning would take a core from the CPU kernels."""
+    return torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]

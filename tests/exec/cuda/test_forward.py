@@ -1,0 +1,144 @@
+"""The fused actions give the tokens of the plain ones: on a GPU as graphs, elsewhere launch by launch, interpreted."""
+
+import pytest
+import torch
+
+from herald_exec import Options, decode, execution
+from herald_exec.cuda.actions import DeviceActions
+from herald_exec.models import tiny
+from herald_exec.policy import PlannedPolicy, RulePolicy
+from herald_exec.streams import ThreadStreams
+from herald_pipeline.decoding import acceptance
+from herald_pipeline.decoding.sampling import Sampler
+from herald_pipeline.model import MoeShape
+from herald_pipeline.scheduling.program import BatchPolicy
+from herald_pipeline.steps import ListedSteps
+
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning")
+BLOCK = 4
+SHAPE = {"block_length": BLOCK, "num_layers": 3}
+
+
+class Reading(ThreadStreams):
+    """Streams of threads that read a launch's outcome late, as those of a GPU do."""
+
+    def _on_stream(self, name):
+        return torch.inference_mode()
+
+    def wait(self, completion):
+        value = super().wait(completion)
+        if callable(value):
+            value = completion.value = value()
+        return value
+
+
+@pytest.fixture
+def fused(monkeypatch):
+    """Make runs on the CPU take the fused actions."""
+
+    def device(pipeline, session, options):
+        return Reading([s.name for s in pipeline.template.streams]), DeviceActions(session, graphs=False).table()
+
+    def patch():
+        monkeypatch.setattr(execution, "_device", device)
+
+    return patch
+
+
+def planned(rows, order="confidence"):
+    return PlannedPolicy(ListedSteps(rows, BLOCK), Sampler(mask_token_id=1), order=order)
+
+
+def both(kit, fused, name, model, requests, policy, **options):
+    pipeline = kit.describe(name, model.shape, budget=0.3)
+    plain = decode(pipeline, model, requests, policy=policy, options=Options(**options))
+    fused()
+    return plain, decode(pipeline, model, requests, policy=policy, options=Options(**options))
+
+
+@pytest.mark.parametrize("name", ["herald", "dense", "mage-cpu"])
+def test_fused_runs_give_the_plain_tokens_and_commits(name, kit, fused):
+    """Rows that draft, denoise and complete in one forward; a block that is complete after its first step."""
+    requests = kit.prompts([18, 9], 12)
+    plain, found = both(kit, fused, name, tiny(**SHAPE), requests, planned(((1, 4, 2), (3, 1, 2))), batch=2)
+    assert found.answers == plain.answers
+    assert found.commits == plain.commits
+
+
+def test_rows_that_go_on_by_themselves_give_the_plain_tokens(kit, fused):
+    requests = kit.prompts([18, 9, 25], [12, 4, 8])
+    policy = planned(((1, 4, 2), (3,), (2, 1)), order="scripted")
+    options = {"batch": 2, "policy": BatchPolicy.FIRST_DONE_FIRST_OUT}
+    plain, found = both(kit, fused, "herald", tiny(**SHAPE), requests, policy, **options)
+    assert found.answers == plain.answers
+    assert found.commits == plain.commits
+
+
+def test_a_threshold_decides_alike(kit, fused):
+    policy = RulePolicy(acceptance.get("confidence", threshold=0.004), Sampler(mask_token_id=1))
+    plain, found = both(kit, fused, "herald", tiny(**SHAPE), kit.prompts([18, 9], 12), policy, batch=2)
+    assert found.commits == plain.commits
+    assert any(len(block) > 1 for block in plain.commits[0])
+    assert found.answers == plain.answers
+
+
+def test_experts_and_partly_rotated_heads_give_the_plain_tokens(kit, fused):
+    moe = MoeShape(
+        8, 2, 32, num_shared_experts=1, num_groups=2, groups_per_token=1, first_dense_layers=1, gate="sigmoid"
+    )
+    model = tiny(moe=moe, rotary_fraction=0.5, **SHAPE)
+    plain, found = both(kit, fused, "herald", model, kit.prompts([18], 8), planned(((3, 1),)), batch=1)
+    assert found.answers == plain.answers
+
+
+def test_synthetic_prompts_fill_every_pool_that_a_step_reads(kit, fused):
+    pipeline = kit.describe("herald", tiny(**SHAPE).shape, budget=0.3)
+    fused()
+    held = {}
+
+    class Looking(DeviceActions):
+        def denoise(self, session, task):
+            if not held:
+                row = task.rows[0]
+                sparse = session.pools.stores["sparse"]
+                for layer in range(session.num_layers):
+                    if sparse.holds(layer):
+                        held[layer] = sparse.layer(layer).keys[sparse.row(row.slot, row.parity), :, : row.selected]
+                    else:
+                        held[layer] = session.pools.stores["exact"].layer(layer).keys[row.slot, :, : row.prefix]
+                held[layer] = held[layer].clone()
+            return super().denoise(session, task)
+
+    def device(pipeline, session, options):
+        return Reading([s.name for s in pipeline.template.streams]), Looking(session, graphs=False).table()
+
+    execution._device = device
+    run = decode(
+        pipeline, tiny(**SHAPE), kit.prompts([40], 8), policy=planned(((2,),)), options=Options(synthetic_kv=True)
+    )
+    assert len(run.answers[0]) == 8
+    assert all(part.float().std() > 0.5 for part in held.values())
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2], [2, 0]])
+@pytest.mark.parametrize("starts", [[0, 0, 0], [64, 60, 0]])
+def test_blocks_reach_their_pages_wherever_they_lie(rows, starts):
+    from herald_exec.host import HostKV
+
+    shape = tiny().shape
+    host = HostKV(2, 3, 130, shape, torch.float32)
+    starts = starts[: len(rows)]
+    before = torch.randn(2, 3, shape.num_kv_heads, 64, shape.head_dim)
+    for layer in range(2):
+        for row, start in zip(rows, starts, strict=True):
+            if start:
+                host.append(layer, row, 0, before[layer, row, :, :start], before[layer, row, :, :start])
+    keys, values = torch.randn(2, 2, len(rows), shape.num_kv_heads, 8, shape.head_dim)
+    host.append_blocks(rows, starts, keys, values)
+    for layer in range(2):
+        for i, (row, start) in enumerate(zip(rows, starts, strict=True)):
+            k, v = host.read(layer, row, start + 8)
+            assert torch.equal(k[:, start:], keys[layer, i])
+            assert torch.equal(v[:, start:], values[layer, i])
+            assert torch.equal(k[:, :start], before[layer, row, :, :start])
+    host.close()

@@ -1,0 +1,188 @@
+"""Each Triton kernel equals the same thing written plainly in float64."""
+
+import pytest
+import torch
+
+from herald_exec.cuda.kernels.attention import attend_lanes, place_heads
+from herald_exec.cuda.kernels.experts import join_experts, permute_tokens, route_tokens, split_router
+from herald_exec.cuda.kernels.head import Head
+from herald_exec.cuda.kernels.norms import add_norm, silu_mul
+from herald_exec.models.layers import rotary_table, route
+from herald_pipeline.model import MoeShape
+
+EPS = 1e-6
+# The interpreter turns loop bounds into numbers in a way that newer numpy versions warn about.
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning")
+
+
+def error(found, wanted):
+    """Relative error in the 2-norm; NaN never passes."""
+    difference = (found.double().cpu() - wanted.double().cpu()).norm() / wanted.double().norm().cpu()
+    return difference.item()
+
+
+def norm64(x, weight):
+    x = x.double()
+    return x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
+
+
+def normal(*dims, device, seed=0):
+    return torch.randn(*dims, generator=torch.Generator().manual_seed(seed)).to(device)
+
+
+@pytest.mark.parametrize("size", [64, 96, 2048])
+def test_residual_and_norm_are_those_of_the_definition(size, device):
+    hidden, delta, weight = (normal(*d, device=device, seed=s) for s, d in enumerate([(5, size), (5, size), (size,)]))
+    joined, normed = add_norm(hidden, delta, weight, EPS)
+    assert error(joined, hidden.double() + delta.double()) < 1e-6
+    assert error(normed, norm64(hidden + delta, weight)) < 1e-6
+    same, alone = add_norm(hidden, None, weight, EPS)
+    assert same is hidden
+    assert error(alone, norm64(hidden, weight)) < 1e-6
+
+
+@pytest.mark.parametrize("size", [48, 1500])
+def test_silu_times_up_is_that_of_the_definition(size, device):
+    gate_up = normal(7, 2 * size, device=device)
+    gate, up = gate_up.double().chunk(2, -1)
+    assert error(silu_mul(gate_up), gate / (1 + torch.exp(-gate)) * up) < 1e-6
+
+
+def turn64(x, positions, rotary_dim, theta):
+    """RoPE, pair by pair, of [N, heads, d]."""
+    out = x.double().clone()
+    half = rotary_dim // 2
+    for i in range(half):
+        angle = positions.double() / theta ** (2 * i / rotary_dim)
+        c, s = angle.cos()[:, None], angle.sin()[:, None]
+        low, high = x[..., i].double(), x[..., i + half].double()
+        out[..., i], out[..., i + half] = low * c - high * s, high * c + low * s
+    return out
+
+
+@pytest.mark.parametrize(("fraction", "norm"), [(1.0, True), (0.5, True), (1.0, False)])
+def test_heads_are_normed_turned_and_put_where_they_are_read(fraction, norm, device):
+    lanes, block, heads, kv, dim = 3, 8, 6, 2, 32
+    group, tokens = heads // kv, lanes * block
+    joined = normal(tokens, (heads + 2 * kv) * dim, device=device)
+    q_norm, k_norm = (normal(dim, device=device, seed=s) if norm else None for s in (1, 2))
+    positions = torch.arange(tokens, device=device) * 7
+    rotary = rotary_table(positions, int(dim * fraction), 1e4)
+    pool_k, pool_v = (torch.full((4, kv, 20, dim), 9.0, device=device) for _ in "kv")
+    out_k, out_v = (torch.full((5, kv, block, dim), 9.0, device=device) for _ in "kv")
+    rows, starts = torch.tensor([2, -1, 0], device=device).int(), torch.tensor([12, 0, 3], device=device).int()
+    leaving = torch.tensor([-1, 4, 1], device=device).int()
+    q, own_k, own_v = place_heads(
+        joined, q_norm, k_norm, rotary, EPS, lanes, (heads, kv), (pool_k, pool_v, rows, starts), (out_k, out_v, leaving)
+    )
+    split = joined.view(tokens, -1, dim)
+    wanted = []
+    for part, weight in ((split[:, :heads], q_norm), (split[:, heads : heads + kv], k_norm)):
+        normed = norm64(part, weight) if norm else part.double()
+        wanted.append(turn64(normed, positions, int(dim * fraction), 1e4).view(lanes, block, -1, dim))
+    wanted.append(split[:, heads + kv :].double().view(lanes, block, kv, dim))
+    for lane in range(lanes):
+        for h in range(heads):
+            found = q[lane, h // group].view(block, group, dim)[:, h % group]
+            assert error(found, wanted[0][lane, :, h]) < 1e-5
+    for own, part in ((own_k, wanted[1]), (own_v, wanted[2])):
+        assert error(own, part.transpose(1, 2)) < 1e-5
+    for lane, (row, start) in enumerate(zip(rows.tolist(), starts.tolist(), strict=True)):
+        if row >= 0:
+            assert torch.equal(pool_k[row, :, start : start + block], own_k[lane])
+            assert torch.equal(pool_v[row, :, start : start + block], own_v[lane])
+    assert (pool_k == 9.0).sum() == (4 * 20 - 2 * block) * kv * dim
+    assert torch.equal(out_k[4], own_k[1])
+    assert torch.equal(out_v[1], own_v[2])
+    assert (out_v == 9.0).sum() == 3 * kv * block * dim
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize(("block", "group", "dim"), [(8, 2, 16), (32, 4, 32), (4, 1, 64)])
+def test_attention_of_ragged_lanes_is_one_softmax_over_prefix_and_block(splits, block, group, dim, device):
+    lengths = [0, 1, 31, 64, 70, 200]
+    lanes, kv, rows = len(lengths), 2, 8
+    q = normal(lanes, kv, block * group, dim, device=device)
+    keys, values = (normal(rows, kv, 210, dim, device=device, seed=s) for s in (1, 2))
+    own = tuple(normal(lanes, kv, block, dim, device=device, seed=s) for s in (3, 4))
+    places = torch.tensor([7, 0, 3, 1, 2, 6], device=device).int()
+    out = attend_lanes(
+        q, keys, values, own, places, torch.tensor(lengths, device=device).int(), splits=splits, block_n=32
+    )
+    out = out.view(lanes, block, kv, group, dim)
+    for lane, (row, length) in enumerate(zip(places.tolist(), lengths, strict=True)):
+        for h in range(kv):
+            k = torch.cat([keys[row, h, :length], own[0][lane, h]]).double()
+            v = torch.cat([values[row, h, :length], own[1][lane, h]]).double()
+            weights = (q[lane, h].double() @ k.T / dim**0.5).softmax(-1)
+            assert error(out[lane, :, h].reshape(-1, dim), weights @ v) < 1e-5
+
+
+MOES = [
+    MoeShape(8, 2, 32, num_shared_experts=1, num_groups=2, groups_per_token=1, gate="sigmoid"),
+    MoeShape(64, 8, 32, num_groups=8, groups_per_token=4, gate="sigmoid", routed_scaling=2.5),
+    MoeShape(16, 3, 32, gate="softmax", normalise_weights=False),
+]
+
+
+@pytest.mark.parametrize("moe", MOES)
+def test_routing_and_permutation_are_the_plain_ones(moe, device):
+    tokens = 33
+    logits = normal(tokens, moe.num_experts, device=device)
+    bias = 0.3 * normal(moe.num_experts, device=device, seed=1) if moe.gate == "sigmoid" else None
+    counts = torch.zeros(moe.num_experts, dtype=torch.int32, device=device)
+    experts, weights, ranks = route_tokens(logits, bias, moe, counts)
+    plain_experts, plain_weights = route(logits.double(), None if bias is None else bias.double(), moe)
+    order = experts.argsort(-1)
+    plain = plain_experts.argsort(-1)
+    assert torch.equal(experts.gather(1, order).long(), plain_experts.gather(1, plain))
+    assert error(weights.gather(1, order), plain_weights.gather(1, plain)) < 1e-6
+    assert torch.equal(counts.long(), torch.bincount(plain_experts.flatten(), minlength=moe.num_experts))
+    x = normal(tokens, 48, device=device, seed=2)
+    permuted, places, ends = permute_tokens(x, experts, ranks, counts)
+    assert torch.equal(ends.long(), counts.long().cumsum(0))
+    assert sorted(places.flatten().tolist()) == list(range(tokens * moe.experts_per_token))
+    starts = ends - counts
+    for token in range(tokens):
+        for expert, place in zip(experts[token].tolist(), places[token].tolist(), strict=True):
+            assert starts[expert] <= place < ends[expert]
+            assert torch.equal(permuted[place], x[token])
+
+
+@pytest.mark.parametrize("with_shared", [True, False])
+def test_experts_are_summed_with_their_weights_and_the_counters_are_free_again(with_shared, device):
+    tokens, taken, size = 9, 3, 96
+    expert_out = normal(tokens * taken, size, device=device)
+    shuffled = torch.randperm(tokens * taken, generator=torch.Generator().manual_seed(1))
+    places = shuffled.view(tokens, taken).to(device).int()
+    weights, hidden = normal(tokens, taken, device=device, seed=2), normal(tokens, size, device=device, seed=3)
+    shared, norm = normal(tokens, size, device=device, seed=4), normal(size, device=device, seed=5)
+    counts = torch.full((16,), 7, dtype=torch.int32, device=device)
+    joined, normed = join_experts(
+        expert_out, places, weights, shared if with_shared else None, hidden, norm, EPS, counts
+    )
+    wanted = hidden.double() + (expert_out.double()[places.long()] * weights.double()[..., None]).sum(1)
+    wanted = wanted + shared.double() if with_shared else wanted
+    assert error(joined, wanted) < 1e-6
+    assert error(normed, norm64(joined, norm)) < 1e-6
+    assert not counts.any()
+
+
+def test_a_router_in_three_bf16_parts_is_the_fp32_router():
+    router = normal(16, 64, device="cpu")
+    parts = split_router(router, torch.bfloat16)
+    assert parts.dtype is torch.bfloat16
+    assert error(parts.double().view(3, 16, 64).sum(0), router) < 2e-7
+    assert split_router(router, torch.float32) is router
+
+
+@pytest.mark.parametrize("chunk", [64, 100, 1000])
+def test_the_head_gives_argmax_and_softmax_without_the_forbidden_token(chunk, device):
+    weight, normed = normal(300, 32, device=device), normal(11, 32, device=device, seed=1)
+    logits = normed.double() @ weight.double().T
+    forbidden = int(logits[0].argmax())
+    token, confidence = Head(weight, 16, forbidden, chunk)(normed)
+    allowed = logits.clone()
+    allowed[:, forbidden] = -torch.inf
+    assert torch.equal(token, allowed.argmax(-1))
+    assert error(confidence, logits.softmax(-1).gather(1, token[:, None])[:, 0]) < 1e-5
