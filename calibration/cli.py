@@ -7,9 +7,10 @@
 Progress goes to stderr; with ``--json`` a command prints exactly one JSON object on stdout.
 """
 
+import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,12 +25,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Model = Annotated[str, typer.Option("--model", help="Name, or path of a config.json.")]
-
-
-@app.callback()
-def calibration() -> None:
-    """Measure, fit, reconcile, diff."""
+Model = Annotated[str, typer.Option("--model", help="demo, a name, or the path of a config.json.")]
+Hardware = Annotated[Path, typer.Option("--hardware", help="Profile file of this machine.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
 @app.command()
@@ -62,9 +60,84 @@ def measure(
         None if kv_dtype is None else KVDtype(kv_dtype),
         threads,
         pcie,
-        " ".join(["python -m calibration", *sys.argv[1:]]),
+        _command(),
     )
     run(request)
+
+
+@app.command()
+def fit(
+    hardware: Hardware,
+    measured: Annotated[Path, typer.Option("--measured", help="Table of runs; set=fit marks the training set.")],
+    out: Annotated[Path, typer.Option("--out", help="Profile file to write.")],
+    model: Model = "demo",
+    parameter: Annotated[
+        list[str] | None, typer.Option("--parameter", help="Engine number to fit; repeatable.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Fit engine numbers that no part can isolate to the training runs of a table."""
+    from calibration.fit import DEFAULT_PARAMETERS
+    from calibration.models import resolve
+    from calibration.procedure import fit_file
+    from calibration.text import fit_text
+
+    names = tuple(parameter or DEFAULT_PARAMETERS)
+    found = fit_file(hardware, resolve(model), measured, names, out, _command())
+    _print(found.to_dict(), fit_text(found), json_)
+
+
+@app.command()
+def reconcile(
+    hardware: Hardware,
+    model: Model = "demo",
+    measured: Annotated[
+        Path | None, typer.Option("--measured", help="Runs that you bring, instead of own ones.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for runs, traces and report [own runs: runs].")
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Own runs of each point.")] = 3,
+    fit_point: Annotated[list[str] | None, typer.Option("--fit", help="Training point METHOD:CONTEXTxBATCH.")] = None,
+    point: Annotated[list[str] | None, typer.Option("--point", help="Held-out point METHOD:CONTEXTxBATCH.")] = None,
+    json_: Json = False,
+) -> None:
+    """Put real runs beside simulated ones, for throughput and every kind of stage, on points that no fit has seen."""
+    from calibration.models import resolve
+    from calibration.points import FIT, HELD_OUT
+    from calibration.procedure import parse_point, reconcile_here, reconcile_measured
+    from calibration.text import fit_text, report_text
+
+    shape = resolve(model)
+    if measured is not None:
+        found = reconcile_measured(hardware, shape, measured, out, _command())
+    else:
+        chosen = [parse_point(text, FIT) for text in fit_point or ()]
+        chosen += [parse_point(text, HELD_OUT) for text in point or ()]
+        folder = out or Path("runs")
+        found = reconcile_here(hardware, shape, folder, points=chosen, device=device, rounds=rounds, command=_command())
+    fitted = "" if found.fit is None else fit_text(found.fit) + "\n\n"
+    document = found.report.to_dict() | ({} if found.fit is None else {"fit": found.fit.to_dict()})
+    _print(document, fitted + report_text(found.report), json_)
+
+
+@app.command()
+def diff(first: Path, second: Path, json_: Json = False) -> None:
+    """Compare two traces, two results or two profiles; differences are second / first - 1."""
+    from calibration.compare import diff as compare
+    from calibration.text import comparison_text
+
+    found = compare(first, second)
+    _print(found.to_dict(), comparison_text(found), json_)
+
+
+def _command() -> str:
+    return " ".join(["python -m calibration", *sys.argv[1:]])
+
+
+def _print(document: dict[str, Any], text: str, as_json: bool) -> None:
+    print(json.dumps(document, allow_nan=False) if as_json else text)
 
 
 def main() -> None:

@@ -48,6 +48,22 @@ class Fit:
     errors: dict[str, float]
     fitted: tuple[str, ...]
     chi2: float
+    names: tuple[str, ...] = ()
+    covariance: tuple[tuple[float, ...], ...] = ()
+    """Of the logarithms of the values in ``names``."""
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain values, rounded to what they mean."""
+        return {
+            "values": {name: float(f"{value:.4g}") for name, value in self.values.items()},
+            "spreads": {name: round(value, 3) for name, value in self.spreads.items()},
+            "names": list(self.names),
+            "covariance": [[float(f"{value:.3g}") for value in row] for row in self.covariance],
+            "errors": {key: round(error, 4) for key, error in self.errors.items()},
+            "fitted": list(self.fitted),
+            "chi2": round(self.chi2, 2),
+            "summary": self.summary(),
+        }
 
     def summary(self) -> str:
         """Mean and worst error of the targets fitted and of those held out."""
@@ -94,7 +110,15 @@ def fit(chosen: Sequence[Target], kernels: int, *, report: Callable[[str], None]
     values[KERNELS] = kernels
     profile = profile_with(values)
     errors = {t.key: t.predict(profile) / t.published - 1 for t in targets() if t.set == FIT}
-    return Fit(values, spreads, errors, tuple(t.key for t in chosen), 2 * float(solved.cost))
+    return Fit(
+        values,
+        spreads,
+        errors,
+        tuple(t.key for t in chosen),
+        2 * float(solved.cost),
+        free,
+        tuple(map(tuple, covariance.tolist())),
+    )
 
 
 def write(fit_: Fit, path: Path) -> None:
@@ -126,6 +150,7 @@ def main() -> None:
     parser.add_argument("--without", help="leave out targets whose key begins with this text")
     parser.add_argument("--kernels", type=int, nargs="+", default=[16, 24, 32, 40, 48, 64], help=f"{KERNELS} to try")
     parser.add_argument("--write", action="store_true", help="write the values into the profile")
+    parser.add_argument("--out", type=Path, help="write values, covariance and errors as JSON")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     chosen = [t for t in targets() if t.set == FIT]
@@ -137,13 +162,16 @@ def main() -> None:
     fits = [fit(chosen, count, report=silent if options.json else print) for count in options.kernels]
     found = min(fits, key=lambda one: one.chi2)
     if options.json:
-        print(json.dumps({"values": found.values, "spreads": found.spreads, "errors": found.errors}))
+        print(json.dumps(found.as_dict()))
     else:
         for name, value in found.values.items():
             print(f"{name:32s} {value:10.4g} +- {100 * found.spreads.get(name, 0):.0f}%")
         for key, error in found.errors.items():
             print(f"{key:55s} {100 * error:+6.1f}%" + ("" if key in found.fitted else "  held out"))
         print(found.summary())
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(found.as_dict(), indent=1) + "\n", encoding="utf-8")
     if options.write:
         write(found, hardware_io.profile_dir() / f"{HARDWARE}.toml")
 

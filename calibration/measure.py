@@ -132,8 +132,8 @@ def _measure_parts(bench: Bench, names: Sequence[str], say: Say) -> list[Part]:
             say(f"  {name:<14} refused")
             continue
         for value in part.values:
-            if isinstance(value.y, float | int):
-                bench.found[value.path] = float(value.y)
+            # Of a curve the highest value: what a rate's curve is a ceiling of.
+            bench.found[value.path] = float(value.y if isinstance(value.y, float | int) else max(value.y))
         done.append(part)
         say(f"  {name:<14} {time.perf_counter() - start:5.1f} s   {_found(part)}")
     if refused:
@@ -156,8 +156,9 @@ def _remember(bench: Bench, base: dict[str, Any]) -> None:
     """Raw rates of an earlier file, for parts that are measured anew."""
     for section, table in base.get("machine", {}).items():
         for key, quantity in table.items():
-            if isinstance(quantity, dict) and "value" in quantity:
-                bench.found[f"machine.{section}.{key}"] = float(quantity["value"])
+            if isinstance(quantity, dict) and ("value" in quantity or "y" in quantity):
+                found = quantity["value"] if "value" in quantity else max(quantity["y"])
+                bench.found[f"machine.{section}.{key}"] = float(found)
 
 
 def _frame(request: Request, host: Host, bench: Bench) -> dict[str, Any]:

@@ -19,7 +19,8 @@ from calibration.timing import Timing
 from herald_exec.attention import attend_partial, merge
 from herald_exec.models import BlockModel, random_model
 from herald_exec.streams import Completion, ThreadStreams
-from herald_pipeline.units import NS_PER_S
+from herald_pipeline.model import ModelShape
+from herald_pipeline.units import GB, NS_PER_S
 
 _LAUNCHES = 100
 _ROWS = 2
@@ -56,7 +57,7 @@ def measure(bench: Bench) -> Part:
 
 
 def _stage_overheads(bench: Bench, part: Part) -> list[Value]:
-    """Fixed cost of retrieval's stages: their medians at a short prompt, less what their work takes alone."""
+    """Fixed cost of retrieval's stages: their medians at a short prompt, less what layers and blocks take alone."""
     shape = replace(bench.shape, vocab_size=256, mask_token_id=255, eos_token_ids=())
     block, kv = bench.block_length, str(bench.kv_dtype)
     point = Point("herald-no-draft", 2 * block, _ROWS, blocks=12, block_length=block, kv_dtype=kv)
@@ -79,12 +80,20 @@ def _stage_overheads(bench: Bench, part: Part) -> list[Value]:
         "retrieval_layer": (layer, timings["finish"]),
         "select": (timings["select"].seconds, timings["select"]),
         "gather": (timings["gather"].seconds, timings["gather"]),
-        "copy": (timings["upload"].seconds, timings["upload"]),
+        "h2d": (timings["upload"].seconds, timings["upload"]),
+        "d2h": (max(0.0, timings["append"].seconds - _append_alone(bench, shape)), timings["append"]),
     }
     return [
         Value(f"engine.{name}_overhead_us", "us", value * 1e6, spread=round(timing.spread, 4), note=note)
         for name, (value, timing) in seconds.items()
     ]
+
+
+def _append_alone(bench: Bench, shape: ModelShape) -> float:
+    """Seconds that the blocks of the short run take on their way to the host by the link's rate alone."""
+    entry = shape.kv_bytes_per_token(bench.kv_dtype)
+    rate = bench.rate("machine.link.d2h_gb_s", "copies")
+    return _ROWS * bench.block_length * entry / rate / GB
 
 
 def _nothing(_: Completion) -> None:

@@ -1,0 +1,174 @@
+"""The commands ``fit`` and ``reconcile`` as procedures: files in, files out."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from calibration import profile_file
+from calibration.fit import DEFAULT_PARAMETERS, Fit, fit, fitted_tables
+from calibration.host import check_same_machine, this_host
+from calibration.points import FIT, Point, check_held_out, default_points
+from calibration.reconcile import Report, predictor, reconcile
+from calibration.reference import read_reference
+from calibration.runs import Sample, file_name, measure_points, read_samples, row_of_sample
+from herald_pipeline import hardware_io
+from herald_pipeline.errors import ConfigError, ProfileError
+from herald_pipeline.hardware import Profile
+from herald_pipeline.model import ModelShape
+from herald_sim.cost import needs
+from herald_sim.simulate import simulate
+
+Say = Callable[[str], None]
+
+
+def _stderr(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What ``reconcile`` found: the report, and the fit where there was a training set."""
+
+    report: Report
+    fit: Fit | None
+
+
+def check_profile(profile: Profile, points: Sequence[Point], shape: ModelShape) -> None:
+    """Refuse a profile that lacks a number which any point will read, before the slow part begins (U06)."""
+    wanted = frozenset(need for point in points for need in needs(point.pipeline(shape)))
+    profile.check_complete(wanted, hardware_io.complete_names(wanted))
+
+
+def reference_of(profile: Path) -> float | None:
+    """The reference's time when a profile (or the one that it was fitted from) was measured."""
+    return read_reference(profile_file.raw_folder(profile))
+
+
+def fit_file(
+    hardware: Path, shape: ModelShape, measured: Path, names: Sequence[str], out: Path, command: str, say: Say = _stderr
+) -> Fit:
+    """Fit ``names`` to the training runs of ``measured`` and write the profile with its ``[fitted]`` table."""
+    profile = hardware_io.resolve(hardware)
+    samples = read_samples(measured, say)
+    check_profile(profile, [sample.point for sample in samples], shape)
+    found = fit(samples, profile, shape, names, reference_of(hardware))
+    write_fitted(hardware, found, out, command)
+    return found
+
+
+def write_fitted(hardware: Path, found: Fit, out: Path, command: str) -> None:
+    """The profile's file with the fitted numbers moved into ``[fitted]``."""
+    data = profile_file.read(hardware)
+    tables = fitted_tables(found)
+    for path in tables:
+        _, engine, name = path.split(".")
+        data["engines"][engine].pop(name, None)
+    data["fitted"] = {**data.get("fitted", {}), **tables}
+    profile_file.write(out, data, [f"{hardware.name} with fitted numbers, by: {command}"])
+    reference = profile_file.raw_folder(hardware) / "reference.csv"
+    if reference.is_file():
+        # A fitted profile holds at the speed that the machine had when it was measured.
+        copy = profile_file.raw_folder(out) / reference.name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(reference.read_bytes())
+
+
+def reconcile_here(
+    hardware: Path,
+    shape: ModelShape,
+    out: Path,
+    *,
+    points: Sequence[Point] | None = None,
+    device: str = "cpu",
+    rounds: int = 3,
+    names: Sequence[str] = DEFAULT_PARAMETERS,
+    command: str = "python -m calibration reconcile",
+    say: Say = _stderr,
+) -> Outcome:
+    """Run the points here, fit the training set, compare the rest; everything is written to the folder ``out``.
+
+    Raises
+    ------
+    ProfileError
+        The profile is of another machine, or lacks numbers.
+    """
+    chosen = tuple(points or default_points())
+    check_held_out(chosen)
+    profile = hardware_io.resolve(hardware)
+    check_same_machine(profile, this_host(torch.device(device)))
+    check_profile(profile, chosen, shape)
+    say(f"running {len(chosen)} points {rounds} times, in turn")
+    traces = out / "traces"
+    samples = measure_points(chosen, shape, device=device, rounds=rounds, traces=traces, say=say)
+    rows = [row_of_sample(sample, model=shape.name, hardware=profile.name) for sample in samples]
+    profile_file.write_csv(out / "runs.csv", rows)
+    outcome, final = _judge(hardware, profile, shape, samples, names, out, command, say)
+    for point in chosen:
+        simulate(
+            point.pipeline(shape),
+            final,
+            point.workload(),
+            trace_out=traces / f"{file_name(point)}.simulated.trace.json.gz",
+        )
+    return outcome
+
+
+def reconcile_measured(
+    hardware: Path, shape: ModelShape, measured: Path, out: Path | None, command: str, say: Say = _stderr
+) -> Outcome:
+    """Compare runs that somebody brings with predictions; a training set among them is fitted first."""
+    profile = hardware_io.resolve(hardware)
+    samples = read_samples(measured, say)
+    check_profile(profile, [sample.point for sample in samples], shape)
+    check_held_out({sample.point: None for sample in samples})
+    return _judge(hardware, profile, shape, samples, DEFAULT_PARAMETERS, out, command, say)[0]
+
+
+def _judge(
+    hardware: Path,
+    profile: Profile,
+    shape: ModelShape,
+    samples: Sequence[Sample],
+    names: Sequence[str],
+    out: Path | None,
+    command: str,
+    say: Say,
+) -> tuple[Outcome, Profile]:
+    reference = reference_of(hardware)
+    found: Fit | None = None
+    trained = any(sample.point.set == FIT and "throughput_tok_s" in sample.figures for sample in samples)
+    if trained:
+        found = fit(samples, profile, shape, names, reference)
+        profile = found.profile
+    report = reconcile(samples, profile, shape, reference, predictor(profile, shape))
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        document = report.to_dict() | ({"fit": found.to_dict()} if found is not None else {})
+        text = json.dumps(document, indent=1, allow_nan=False)
+        (out / "reconcile.json").write_text(text + "\n", encoding="utf-8")
+        if found is not None:
+            try:
+                write_fitted(hardware, found, out / f"{hardware.stem}.fitted.toml", command)
+            except ProfileError as problem:
+                say(f"note: {problem}")
+    return Outcome(report, found), profile
+
+
+def parse_point(text: str, set_name: str) -> Point:
+    """``METHOD:CONTEXTxBATCH`` as a point.
+
+    Raises
+    ------
+    ConfigError
+        Not of that form.
+    """
+    method, _, sizes = text.partition(":")
+    context, _, batch = sizes.partition("x")
+    try:
+        return Point(method, int(context), int(batch), set=set_name)
+    except ValueError:
+        raise ConfigError(f"a point is METHOD:CONTEXTxBATCH such as herald:2048x4, got {text!r}") from None

@@ -1,0 +1,141 @@
+"""Reports for a terminal."""
+
+from collections.abc import Iterable, Sequence
+
+from calibration import compare
+from calibration.fit import Fit
+from calibration.points import HELD_OUT
+from calibration.reconcile import STAGE_BAR, THROUGHPUT_BAR, PointReport, Report, judged
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns as wide as their widest cell, the first one left-aligned."""
+    lines = [list(header), *(list(row) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    texts = []
+    for line in lines:
+        first, *others = line
+        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
+        texts.append("  ".join(cells).rstrip())
+    return "\n".join(texts)
+
+
+def percent(value: float | None) -> str:
+    """A signed share in percent."""
+    return "-" if value is None else f"{value:+.1%}"
+
+
+def _plain_percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def report_text(report: Report) -> str:
+    """Throughput by point, then every stage kind, then what it amounts to."""
+    lines = [
+        f"{report.model} on {report.hardware}: error = predicted / measured - 1; drift = the machine's slow-down since",
+        "its profile was measured, by a reference run beside each point; corrected = error at that speed.",
+        "",
+        table(
+            ("point", "set", "measured tok/s", "spread", "predicted", "error", "drift", "corrected", "runs"),
+            (_throughput_row(point) for point in report.points),
+        ),
+        "",
+        table(
+            ("stage kind, held out", "points", "share of busy time", "median error", "worst error"),
+            (_stage_row(report, kind) for kind in report.summary["stages"]),
+        ),
+        "",
+    ]
+    if report.fitted:
+        lines.append(f"fitted: {', '.join(report.fitted)}; all else is measured")
+    lines += [f"note: {note}" for note in report.notes]
+    for point in report.points:
+        lines += [f"note: {point.point.name}: {note}" for note in point.notes]
+    lines += _verdicts(report)
+    return "\n".join(lines)
+
+
+def _throughput_row(point: PointReport) -> Sequence[str]:
+    found = point.throughput
+    drift = "-" if point.drift is None else f"{point.drift:.2f}"
+    if found is None:
+        return (point.point.name, point.point.set, "-", "-", "-", "-", drift, "-", "0")
+    return (
+        point.point.name,
+        point.point.set,
+        f"{found.measured:.1f}",
+        _plain_percent(found.spread),
+        f"{found.predicted:.1f}",
+        percent(found.error),
+        drift,
+        percent(found.corrected_error),
+        str(found.runs),
+    )
+
+
+def _stage_row(report: Report, kind: str) -> Sequence[str]:
+    errors = report.summary["stages"][kind]
+    return (
+        kind,
+        str(errors["of"]),
+        _plain_percent(errors.get("share_of_busy_time")),
+        percent(errors["median_error"]),
+        percent(errors["worst_error"]),
+    )
+
+
+def _verdicts(report: Report) -> list[str]:
+    held = report.summary[HELD_OUT]
+    if not held.get("of"):
+        return ["no held-out point has a throughput: nothing is judged"]
+    lines = [
+        f"throughput within {THROUGHPUT_BAR:.0%} on {held['within_bar']} of {held['of']} held-out points "
+        f"(median {percent(held['median_error'])}, worst {percent(held['worst_error'])})"
+    ]
+    outside = [kind for kind, good in judged(report).items() if not good and kind != "throughput"]
+    inside = [kind for kind, good in judged(report).items() if good and kind != "throughput"]
+    if inside:
+        lines.append(f"stage kinds within {STAGE_BAR:.0%} in the median: {', '.join(inside)}")
+    if outside:
+        lines.append(f"stage kinds beyond {STAGE_BAR:.0%}: {', '.join(outside)}")
+    small = [kind for kind in report.summary["stages"] if kind not in inside + outside]
+    if small:
+        lines.append(f"listed, not judged (below 1% of busy time): {', '.join(small)}")
+    return lines
+
+
+def fit_text(found: Fit) -> str:
+    """Each parameter with its standard error, the training set, what is left."""
+    lines = [
+        table(
+            ("parameter", "before", "fitted", "standard error", "verdict"),
+            (
+                (
+                    fitted.name,
+                    f"{fitted.before:.4g}",
+                    f"{fitted.value:.4g}",
+                    _plain_percent(fitted.relative_error) if fitted.relative_error != float("inf") else "-",
+                    "identified" if fitted.identified else f"not identified: {fitted.why}",
+                )
+                for fitted in found.parameters
+            ),
+        ),
+        f"training set: {', '.join(found.training)}",
+        f"residual: {found.residual:.1%} (standard deviation of ln predicted/measured)",
+    ]
+    lines += [f"correlation of {one} and {other}: {value:+.2f}" for one, other, value in found.correlations]
+    return "\n".join(lines)
+
+
+def comparison_text(comparison: compare.Comparison) -> str:
+    """Two files side by side."""
+    rows = (
+        (d.name, f"{d.first:.5g} {d.unit}".strip(), f"{d.second:.5g} {d.unit}".strip(), percent(d.relative))
+        for d in comparison.differences
+    )
+    lines = [f"two {comparison.kind}s", table(("", "first", "second", "difference"), rows)]
+    for name, only in (("first", comparison.only_first), ("second", comparison.only_second)):
+        if only:
+            lines.append(f"only in the {name}: {', '.join(only)}")
+    lines += [f"note: {note}" for note in comparison.notes]
+    return "\n".join(lines)
