@@ -234,12 +234,13 @@ def local_workers(count: int) -> Workers:
 def dask_workers(address: str) -> Workers:
     """Workers of the dask cluster whose scheduler listens at ``address``."""
     try:
-        from distributed import Client
+        import distributed
     except ImportError:
         message = "--on dask needs the package 'distributed': pip install 'herald[dask]'"
         raise ConfigError(message) from None
+    cluster: Any = distributed
     try:
-        client = Client(address, timeout="10s", set_as_default=False)
+        client = cluster.Client(address, timeout="10s", set_as_default=False)
     except (OSError, ValueError) as problem:
         message = f"no dask scheduler at {address}: {problem}"
         raise ConfigError(message) from None
