@@ -8,7 +8,7 @@ TORCH  ?= torch==2.13.0
 STAMP  := $(VENV)/.installed
 SOURCES := $(wildcard herald_exec/kernels/*.pyx herald_exec/kernels/csrc/*)
 
-.PHONY: demo test lint types imports unit clean
+.PHONY: demo test lint types imports unit bench-gpu clean
 test: lint types imports unit          ## everything that CI runs
 
 $(STAMP): pyproject.toml CMakeLists.txt $(SOURCES)
@@ -28,6 +28,9 @@ imports: $(STAMP)
 	$(VENV)/bin/lint-imports
 unit: $(STAMP)
 	$(PY) -m pytest -q -n 2 --dist loadgroup
+
+bench-gpu:                             ## needs a CUDA device and a CUDA build of PyTorch; resumes where it stopped
+	$(PYTHON) -m benchmarks.bench_gpu
 
 clean:
 	rm -rf $(VENV) build dist
