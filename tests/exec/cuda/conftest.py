@@ -1,6 +1,5 @@
 """Kernels run in Triton's interpreter where there is no GPU; without Triton they are skipped with that reason."""
 
-import importlib.util
 import os
 
 import pytest
@@ -9,9 +8,6 @@ import torch
 if not torch.cuda.is_available():
     # Read when a kernel is decorated, so before any of them is imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
-
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-collect_ignore = [] if HAS_TRITON else ["test_kernels.py", "test_forward.py"]
 
 
 def pytest_collection_modifyitems(items):

@@ -1,7 +1,10 @@
 """The fused actions give the tokens of the plain ones: on a GPU as graphs, elsewhere launch by launch, interpreted."""
 
+# ruff: noqa: E402 - what follows imports Triton
 import pytest
 import torch
+
+pytest.importorskip("triton", reason="Triton is not installed; it comes with the CUDA builds of PyTorch")
 
 from herald_exec import Options, decode, execution
 from herald_exec.cuda.actions import DeviceActions
