@@ -62,6 +62,9 @@ class Settings:
         unknown = [name for name in changes if name not in known]
         if unknown:
             raise ConfigError([f"unknown method setting {name!r}{did_you_mean(name, known)}" for name in unknown])
+        if "queries" not in changes and self.queries == self.block_length:
+            # All queries means all of the block, whatever its length.
+            changes["queries"] = changes.get("block_length", self.block_length)
         for name in ("kv_dtype", "dram_kv_dtype"):
             if name in changes:
                 changes[name] = _kv_dtype(changes[name], name)

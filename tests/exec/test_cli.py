@@ -1,0 +1,169 @@
+"""`herald-exec run` and `doctor`: one JSON object, exit codes, messages a user can act on."""
+
+import json
+import sys
+
+import pytest
+
+from herald_exec import cli
+
+RUN = ["run", "--model", "tiny", "--method", "herald", "--context", "64", "--batch", "2", "--blocks", "3"]
+SMALL = [*RUN, "--block", "8", "--steps", "3"]
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Run a command line as a shell would: exit code, stdout, stderr."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["herald-exec", *arguments])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code or 0
+        found = capsys.readouterr()
+        return code, found.out, found.err
+
+    return call
+
+
+def test_json_is_exactly_one_object_with_the_results_keys(command):
+    code, out, _ = command(*SMALL, "--json", "--check")
+    assert code == 0
+    result = json.loads(out)
+    assert result["source"] == "measured"
+    assert result["method"] == "herald"
+    assert result["pinned"] is False
+    assert result["delivered_tokens"] == 48
+    assert result["forwards"] == 3 * 4
+    assert result["throughput_tok_s"] > 0
+    assert result["assumptions"]
+
+
+def test_a_trace_and_the_commits_can_be_written_and_read_back(command, tmp_path):
+    from herald_pipeline import trace
+    from herald_pipeline.steps import read_commits
+
+    spans, commits = tmp_path / "trace.json.gz", tmp_path / "commits.json"
+    code, _, _ = command(*SMALL, "--trace-out", str(spans), "--commits-out", str(commits))
+    assert code == 0
+    found = trace.read_chrome(spans)
+    assert found.source == "measured"
+    assert found.facts["pinned"] is False
+    assert {span.stream for span in found.spans} == {"main", "retrieval", "gather", "h2d", "d2h"}
+    assert read_commits(commits, 8).commits(1, 2) == (3, 3, 2)
+    code, out, _ = command(*RUN, "--block", "8", "--commits", str(commits), "--json")
+    assert (code, json.loads(out)["forwards"]) == (0, 12)
+
+
+@pytest.mark.timeout(30)
+def test_a_failing_kernel_ends_the_command_with_its_message_layer_and_block(command, monkeypatch):
+    """U19."""
+    from herald_exec import kernels
+    from herald_exec.host import HostKV
+
+    real, seen = HostKV.select, []
+
+    def select(self, layer, *args, **kwargs):
+        seen.append(layer)
+        # Four layers a pass: the second launch of the pass of block 1.
+        if len(seen) == 4 + 2:
+            raise MemoryError("no scratch left")
+        return real(self, layer, *args, **kwargs)
+
+    assert kernels.active_tier()
+    monkeypatch.setattr(HostKV, "select", select)
+    code, out, err = command(*SMALL, "--json")
+    assert code == 1
+    assert out == ""
+    assert "stage 'select', layer 1, block 1: MemoryError: no scratch left" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("extra", "code", "message"),
+    [
+        (["--method", "heralt"], 2, "unknown method 'heralt'; did you mean 'herald'?"),
+        (["--require-pinned"], 1, "--require-pinned: device 'cpu' has no page-locked memory; use --device cuda"),
+        (["--set", "settings.budjet=1"], 2, "did you mean 'settings.budget'?"),
+        (["--set", "settings.queries=many"], 2, "settings.queries must be a number, got 'many'"),
+        (["--decoder", "confidence"], 2, "--steps and --decoder each say how many steps a block takes"),
+        (["--threshold", "0.9"], 2, "--threshold belongs to a --decoder"),
+        (["--gen-tokens", "5"], 2, "--blocks and --gen-tokens both say"),
+        (["--blocks", "0"], 2, "blocks must be >= 1, got 0"),
+        (["--device", "cuda"], 2, "torch sees 0 CUDA devices here"),
+        (["--weights", "none"], 2, "--weights must be random or checkpoint"),
+        (["--host-limit-gb", "0.00001"], 1, "does not fit: host memory, short by"),
+        (["--host-limit-gb", "-1"], 2, "host_limit_gb must be > 0"),
+        (["--batch", "0"], 2, "batch must be >= 1"),
+        (["--batch-policy", "lockstepp"], 2, "did you mean 'lockstep'?"),
+        (["--requests", "none.csv"], 2, "--requests states lengths itself"),
+    ],
+)
+def test_a_mistake_is_one_message_and_an_exit_code(command, extra, code, message):
+    found, out, err = command(*SMALL, *extra)
+    assert (found, out) == (code, "")
+    assert err.startswith("herald-exec: ")
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_a_decoder_lets_confidences_decide(command):
+    code, out, _ = command(*RUN, "--block", "8", "--decoder", "confidence", "--threshold", "1.0", "--json")
+    assert code == 0
+    assert json.loads(out)["forwards_per_block"] == 9
+
+
+def test_requests_come_from_a_file_and_one_that_is_too_large_is_rejected(command, tmp_path):
+    table = tmp_path / "requests.csv"
+    table.write_text("id,prompt_tokens,new_tokens\n0,20,8\n1,4000,8\n2,33,16\n")
+    arguments = ["run", "--model", "tiny", "--method", "herald", "--batch", "2", "--block", "8", "--steps", "2"]
+    code, out, _ = command(*arguments, "--requests", str(table), "--host-limit-gb", "0.0005", "--json")
+    result = json.loads(out)
+    assert code == 0
+    assert list(result["rejected"]) == ["1"]
+    assert result["finished"] == 2
+
+
+def test_synthetic_kv_replaces_the_prefill(command):
+    code, out, _ = command(*SMALL, "--synthetic-kv", "--check", "--json")
+    assert code == 0
+    assert json.loads(out)["delivered_tokens"] == 48
+
+
+def test_figures_for_people_leave_out_what_is_unknown(command):
+    code, out, _ = command(*SMALL)
+    assert code == 0
+    assert "tok/s, decode, first block excluded" in out
+    assert "nan" not in out
+
+
+def test_the_doctor_runs_herald_against_dense(command):
+    code, out, _ = command("doctor")
+    assert code == 0
+    assert "herald at budget 100% gives dense's tokens" in out
+
+
+def test_the_doctor_reports_a_run_that_is_wrong(command, monkeypatch):
+    from herald_exec import doctor
+
+    monkeypatch.setattr(doctor, "run_finding", lambda: doctor.Finding("run", False, "differs"))
+    code, out, _ = command("doctor", "--json")
+    assert code == 1
+    assert json.loads(out)["ok"] is False
+
+
+def test_the_doctor_names_what_a_profile_lacks(command):
+    code, out, _ = command("doctor", "--profile", "cpu-only.template")
+    assert code == 1
+    assert "machine.dram.read_gb_s: `python -m calibration measure --only dram` measures it" in out
+    code, _, _ = command("doctor", "--profile", "h100-sxm-80g_xeon-8481c")
+    assert code == 0
+
+
+def test_a_misspelled_variable_is_refused(command, monkeypatch):
+    monkeypatch.setenv("HERALD_CPUU", "avx2")
+    code, _, err = command("doctor")
+    assert code == 2
+    assert "HERALD_CPUU is not known; did you mean 'HERALD_CPU'?" in err
