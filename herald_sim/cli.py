@@ -30,6 +30,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+PAPER_HARDWARE = "h100-sxm-80g_xeon-8481c"
+
 Model = Annotated[str, typer.Option("--model", help="Name, or path of a config.json.")]
 Method = Annotated[str, typer.Option("--method", help="Name; see `herald-sim methods`.")]
 Hardware = Annotated[str, typer.Option("--hardware", help="Name, or path of a profile TOML.")]
@@ -356,6 +358,42 @@ def sweep(
     else:
         typer.echo(summary_text(summary))
     _note(f"points in {out / sweeping.POINTS}")
+
+
+@app.command()
+def exhibit(
+    name: Annotated[str, typer.Argument(help="table-2, fig-4, fig-5, fig-8, fig-12, fig-13, fig-14, budget-cost, ...")],
+    hardware: Annotated[str, typer.Option("--hardware", help="Profile to recompute it on.")] = PAPER_HARDWARE,
+    engine: Engine = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """A published figure or table, recomputed, with the printed values beside ours."""
+    from herald_pipeline import hardware_io
+    from herald_sim import exhibits
+    from herald_sim.text import exhibit_text
+
+    profile = hardware_io.resolve(hardware, engine, set_ or ())
+    rows = exhibits.rows(name, profile)
+    if as_json:
+        _print_json({"exhibit": name, "hardware": profile.name, "rows": rows})
+    else:
+        typer.echo(exhibit_text(rows))
+
+
+@app.command()
+def claims(
+    verdict: Annotated[str | None, typer.Option("--verdict", help="Only claims with this verdict.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Every numeric claim of the two papers, how it is tested, and what came of it."""
+    from herald_sim.listing import claim_rows, claims_text
+
+    rows = claim_rows(verdict)
+    if as_json:
+        _print_json({"claims": rows})
+    else:
+        typer.echo(claims_text(rows))
 
 
 @app.command()

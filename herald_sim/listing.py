@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from herald_pipeline import catalogue, hardware_io, methods
+from herald_pipeline import catalogue, hardware_io, methods, published
 from herald_pipeline import pipeline as pipelines
-from herald_pipeline.errors import ProfileError
+from herald_pipeline.errors import ProfileError, unknown_name
 from herald_pipeline.model import Attention
 from herald_sim.cost import needs
 from herald_sim.text import table
@@ -150,3 +150,32 @@ def hardware_text(rows: list[dict[str, Any]]) -> str:
         lines += [f"  note     {note}" for note in row["notes"]]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
+
+
+def claim_rows(verdict: str | None = None) -> list[dict[str, Any]]:
+    """The ledger of claims, or those with one verdict."""
+    known = [str(one) for one in published.Verdict]
+    if verdict is not None and verdict not in known:
+        raise unknown_name("verdict", verdict, known)
+    rows = []
+    for claim in published.claims():
+        if verdict is None or claim.verdict == verdict:
+            row = {name: getattr(claim, name) for name in type(claim).__slots__}
+            rows.append({**row, "paper": str(claim.paper), "verdict": str(claim.verdict), "values": list(claim.values)})
+    return rows
+
+
+def claims_text(rows: list[dict[str, Any]]) -> str:
+    """A paragraph a claim, then how many have each verdict."""
+    parts = []
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[row["verdict"]] = counts.get(row["verdict"], 0) + 1
+        values = ", ".join(f"{value:g}" if isinstance(value, int | float) else str(value) for value in row["values"])
+        lines = [
+            f"{row['id']} ({row['paper']}, {row['section']}): {row['verdict']}",
+            f"  {row['claim']} [{values} {row['unit']}]",
+        ]
+        lines += [f"  {name:<8}{row[name]}" for name in ("test", "machine", "result", "reason") if row[name]]
+        parts.append("\n".join(lines))
+    return "\n\n".join([*parts, ", ".join(f"{count} {verdict}" for verdict, count in counts.items())])

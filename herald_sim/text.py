@@ -117,6 +117,29 @@ def _value(value: Any) -> str:
     return number(value) if isinstance(value, int | float) else str(value)
 
 
+def exhibit_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as a table; the mean and worst error of each set follow."""
+    header = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [[_cell(key, row.get(key)) for key in header] for row in rows]
+    lines = [table(header, cells)]
+    for kind in dict.fromkeys(row.get("set") for row in rows):
+        errors = [abs(row["error"]) for row in rows if row.get("set") == kind and row.get("error") is not None]
+        if errors:
+            mean, worst = 100 * sum(errors) / len(errors), 100 * max(errors)
+            lines.append(f"{kind}: {len(errors)} printed values, error {mean:.1f}% in the mean, {worst:.1f}% at worst")
+    return "\n".join(lines)
+
+
+def _cell(key: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if key in ("error", "batch_error"):
+        return f"{100 * value:+.1f}%"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return str(value) if isinstance(value, int) else number(value)
+
+
 def explanation_text(found: "Explanation") -> str:
     """Critical path by stage, then the effect of each change."""
     whole = sum(found.path.values())
