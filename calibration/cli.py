@@ -25,7 +25,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Model = Annotated[str, typer.Option("--model", help="demo, a name, or the path of a config.json.")]
+Model = Annotated[str, typer.Option("--model", help="Name, or the path of a config.json.")]
 Hardware = Annotated[Path, typer.Option("--hardware", help="Profile file of this machine.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
@@ -46,8 +46,8 @@ def measure(
     """Measure this machine and write its profile, raw tables beside it."""
     from calibration.measure import Request
     from calibration.measure import measure as run
-    from calibration.models import resolve
     from calibration.timing import Plan
+    from herald_pipeline.catalogue import resolve
     from herald_pipeline.model import KVDtype
 
     request = Request(
@@ -78,9 +78,9 @@ def fit(
 ) -> None:
     """Fit engine numbers that no part can isolate to the training runs of a table."""
     from calibration.fit import DEFAULT_PARAMETERS
-    from calibration.models import resolve
     from calibration.procedure import fit_file
     from calibration.text import fit_text
+    from herald_pipeline.catalogue import resolve
 
     names = tuple(parameter or DEFAULT_PARAMETERS)
     found = fit_file(hardware, resolve(model), measured, names, out, _command())
@@ -104,10 +104,10 @@ def reconcile(
     json_: Json = False,
 ) -> None:
     """Put real runs beside simulated ones, for throughput and every kind of stage, on points that no fit has seen."""
-    from calibration.models import resolve
     from calibration.points import FIT, HELD_OUT
     from calibration.procedure import parse_point, reconcile_here, reconcile_measured
     from calibration.text import fit_text, report_text
+    from herald_pipeline.catalogue import resolve
 
     shape = resolve(model)
     if measured is not None:

@@ -19,18 +19,22 @@ from calibration.points import FIT, Point
 from calibration.reconcile import Predict, predictor
 from calibration.runs import Sample
 from herald_pipeline.errors import ConfigError, ProfileError, did_you_mean
-from herald_pipeline.hardware import Curve, Engine, Number, Origin, Profile, Provenance, specs
+from herald_pipeline.hardware import Curve, Engine, Origin, Profile, Provenance, Quantity, specs
 from herald_pipeline.model import ModelShape
 
-DEFAULT_PARAMETERS = ("layer_overhead_us",)
-"""Host work around the kernels of a layer: the layer's parts are measured, the run as a whole is slower."""
+DEFAULT_PARAMETERS = ("gemm_efficiency", "attention_efficiency")
+"""What a part by itself cannot tell: how much of a kernel's rate is left inside a run, where all share the caches.
+
+The measured curves keep their shape; one factor each is fitted.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
     """One parameter: what it was before, what fits, how sure that is.
 
-    ``relative_error`` is the standard error as a share of the value.
+    Of a curve, ``before`` and ``value`` are its highest point. ``relative_error`` is the standard error as a share of
+    the value.
     """
 
     name: str
@@ -69,26 +73,26 @@ def fit(
     profile: Profile,
     shape: ModelShape,
     names: Sequence[str] = DEFAULT_PARAMETERS,
-    reference_s: float | None = None,
 ) -> Fit:
     """Fit engine numbers ``names`` to the training runs (``set`` is ``fit``); held-out runs are not looked at.
 
-    With ``reference_s`` each run's throughput is taken at the speed that the machine had with the profile.
+    Training and held-out runs are taken in turn, so what the machine has slowed down since it was measured is in both,
+    and goes into the fit.
 
     Raises
     ------
     ConfigError
-        No training runs, fewer of them than parameters, or a parameter that the profile does not state as a number.
+        No training runs, fewer of them than parameters, or a parameter that the profile does not state.
     """
     start = _start_values(profile, names)
-    targets = _targets(samples, reference_s)
+    targets = _targets(samples)
     if len(targets) < len(names):
         raise ConfigError(
             f"{len(targets)} training point(s) for {len(names)} parameter(s); mark at least as many runs set={FIT}"
         )
 
     def residuals(logs: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        predict = _predictor(profile, shape, names, np.exp(logs))
+        predict = _predictor(profile, shape, names, np.exp(logs) / start)
         return np.array(
             [math.log(predict(point).figures["throughput_tok_s"] / rate) for point, rate in targets.items()]
         )
@@ -112,15 +116,14 @@ def fit(
     return Fit(parameters, training, residual if degrees else 0.0, pairs, _with(profile, parameters, training))
 
 
-def _targets(samples: Sequence[Sample], reference_s: float | None) -> dict[Point, float]:
-    """Median throughput of each training point, at the speed of the profile's reference."""
+def _targets(samples: Sequence[Sample]) -> dict[Point, float]:
+    """Median throughput of each training point."""
     groups: dict[Point, list[float]] = {}
     for sample in samples:
         rate = sample.figures.get("throughput_tok_s")
         if sample.point.set != FIT or rate is None:
             continue
-        drift = sample.reference_s / reference_s if sample.reference_s and reference_s else 1.0
-        groups.setdefault(sample.point, []).append(rate * drift)
+        groups.setdefault(sample.point, []).append(rate)
     if not groups:
         raise ConfigError(f"no training runs: mark the lines that a fit may see with set={FIT}")
     return {point: statistics.median(rates) for point, rates in groups.items()}
@@ -133,25 +136,29 @@ def _start_values(profile: Profile, names: Sequence[str]) -> list[float]:
         quantity = getattr(profile.engine, name) if name in known else None
         if name not in known:
             problems.append(f"unknown engine number {name!r}{did_you_mean(name, known)}")
-        elif isinstance(quantity, Curve):
-            problems.append(f"{name} is a measured curve; only single numbers can be fitted")
-        elif quantity is None or quantity.value <= 0:
+        elif quantity is None or quantity.peak <= 0:
             problems.append(f"{name} has no value above 0 in profile {profile.name!r} to start from")
         else:
-            values.append(quantity.value)
+            values.append(quantity.peak)
     if problems:
         raise ConfigError(problems)
     return values
 
 
-def _predictor(profile: Profile, shape: ModelShape, names: Sequence[str], values: Sequence[float]) -> Predict:
+def _predictor(profile: Profile, shape: ModelShape, names: Sequence[str], factors: Sequence[float]) -> Predict:
     engine = profile.engine
-    for name, value in zip(names, values, strict=True):
-        quantity = getattr(engine, name)
-        maximum = specs(Engine)[name].maximum
-        bounded = float(value) if maximum is None else min(float(value), maximum)
-        engine = replace(engine, **{name: replace(quantity, value=bounded)})
+    for name, factor in zip(names, factors, strict=True):
+        scaled: dict[str, Any] = {name: _scaled(name, getattr(engine, name), float(factor))}
+        engine = replace(engine, **scaled)
     return predictor(replace(profile, engine=engine), shape)
+
+
+def _scaled(name: str, quantity: Quantity, factor: float) -> Quantity:
+    """The quantity times ``factor``, no part of it above what is possible."""
+    maximum = specs(Engine)[name].maximum or math.inf
+    if isinstance(quantity, Curve):
+        return replace(quantity, y=tuple(min(y * factor, maximum) for y in quantity.y))
+    return replace(quantity, value=min(quantity.value * factor, maximum))
 
 
 def _errors(jacobian: npt.NDArray[Any], residual: float) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -183,16 +190,21 @@ def _with(profile: Profile, parameters: Sequence[Fitted], training: Sequence[str
     engine = profile.engine
     for fitted in parameters:
         if fitted.identified:
-            quantity = getattr(engine, fitted.name)
+            factor = fitted.value / fitted.before
+            quantity = _scaled(fitted.name, getattr(engine, fitted.name), factor)
             origin = Origin(
                 Provenance.FITTED,
                 spread=round(fitted.relative_error, 4),
                 pinned_by=f"throughput of {', '.join(training)}",
-                note=f"measured in isolation: {fitted.before:.5g} {quantity.unit}",
+                note=f"what was measured in isolation, times {factor:.4g}",
             )
-            change: dict[str, Any] = {fitted.name: Number(fitted.value, quantity.unit, origin)}
+            change: dict[str, Any] = {fitted.name: replace(quantity, origin=origin)}
             engine = replace(engine, **change)
     return replace(profile, engine=engine)
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.5g}")
 
 
 def fitted_tables(found: Fit) -> dict[str, dict[str, Any]]:
@@ -207,13 +219,21 @@ def fitted_tables(found: Fit) -> dict[str, dict[str, Any]]:
     for fitted in found.parameters:
         if not fitted.identified:
             continue
-        number = getattr(found.profile.engine, fitted.name)
+        quantity = getattr(found.profile.engine, fitted.name)
+        if isinstance(quantity, Curve):
+            values: dict[str, Any] = {
+                "x": list(quantity.x),
+                "y": [_digits(y) for y in quantity.y],
+                "x_unit": quantity.x_unit,
+            }
+        else:
+            values = {"value": _digits(quantity.value)}
         tables[f"engines.{found.profile.engine.name}.{fitted.name}"] = {
-            "value": float(f"{number.value:.5g}"),
-            "unit": number.unit,
-            "spread": number.origin.spread,
-            "pinned_by": number.origin.pinned_by,
-            "note": number.origin.note,
+            **values,
+            "unit": quantity.unit,
+            "spread": quantity.origin.spread,
+            "pinned_by": quantity.origin.pinned_by,
+            "note": quantity.origin.note,
         }
     if not tables:
         reasons = "; ".join(f"{fitted.name}: {fitted.why}" for fitted in found.parameters)

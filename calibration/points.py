@@ -12,7 +12,7 @@ from herald_pipeline.workload import Workload
 
 FIT, HELD_OUT = "fit", "held-out"
 DEFAULT_STEPS = 4
-DEFAULT_BLOCKS = 4
+DEFAULT_BLOCKS = 3
 """Blocks of a request: the first is not counted."""
 _FACTOR = 2
 
@@ -80,9 +80,11 @@ class Point:
 
 
 def default_points() -> tuple[Point, ...]:
-    """The demonstration's points: Dense at three small ones to fit, twelve to judge, HERALD never fitted."""
-    fitted = [Point("dense", context, batch, set=FIT) for context, batch in ((512, 1), (1024, 1), (512, 2))]
-    dense = [Point("dense", context, batch) for context, batch in ((2048, 1), (512, 4), (2048, 2), (4096, 1))]
+    """The demonstration's points: Dense at four corners to fit, eleven to judge, HERALD never fitted."""
+    corners = ((256, 1), (256, 2), (2048, 1), (2048, 2))
+    fitted = [Point("dense", context, batch, set=FIT) for context, batch in corners]
+    others = ((1024, 1), (4096, 1), (512, 2), (512, 4), (1024, 4))
+    dense = [Point("dense", context, batch) for context, batch in others]
     sizes = ((512, 1), (1024, 2), (2048, 1), (2048, 4), (4096, 2), (8192, 1))
     herald = [Point("herald", context, batch) for context, batch in sizes]
     return (*fitted, *dense, *herald)

@@ -55,7 +55,7 @@ def fit_file(
     profile = hardware_io.resolve(hardware)
     samples = read_samples(measured, say)
     check_profile(profile, [sample.point for sample in samples], shape)
-    found = fit(samples, profile, shape, names, reference_of(hardware))
+    found = fit(samples, profile, shape, names)
     write_fitted(hardware, found, out, command)
     return found
 
@@ -142,7 +142,7 @@ def _judge(
     found: Fit | None = None
     trained = any(sample.point.set == FIT and "throughput_tok_s" in sample.figures for sample in samples)
     if trained:
-        found = fit(samples, profile, shape, names, reference)
+        found = fit(samples, profile, shape, names)
         profile = found.profile
     report = reconcile(samples, profile, shape, reference, predictor(profile, shape))
     if out is not None:

@@ -3,7 +3,8 @@
 The **error** is predicted / measured - 1: of a rate, positive means too optimistic; of a time, positive means too slow.
 The **spread** of a measured figure is over its runs; a single run has none, and that is said. The **drift** is how much
 longer the reference takes beside the runs than with the profile: 1.10 means that the machine is 10% slower by now.
-``corrected`` errors compare with the prediction at that speed.
+``corrected`` errors compare with the prediction at that speed. What is judged is the plain error: a fit to runs that
+were taken in turn with the others holds at the speed of all of them.
 """
 
 import statistics
@@ -176,15 +177,10 @@ def summary(points: Sequence[PointReport]) -> dict[str, Any]:
     return found
 
 
-def best_error(comparison: Comparison) -> float:
-    """The error at the machine's speed of the run, where that is known."""
-    return comparison.error if comparison.corrected_error is None else comparison.corrected_error
-
-
 def _errors(comparisons: Sequence[Comparison], bar: float) -> dict[str, Any]:
     if not comparisons:
         return {}
-    errors = [best_error(c) for c in comparisons]
+    errors = [c.error for c in comparisons]
     shares = [c.share for c in comparisons if c.share is not None]
     found = {
         "median_error": statistics.median(errors),

@@ -12,22 +12,30 @@ import torch
 
 from calibration.bench import Part, pinned, row_of
 from calibration.timing import HostClock, Timing, Work
+from herald_exec.attention import attend_partial
 from herald_pipeline.errors import ProfileError
 
 NAME = "reference"
-_SIZE = 384
-_ROWS = 128
+_SIZE, _ROWS, _MATRICES = 768, 32, 24
+_HEADS, _KEYS, _DIM = 12, 1024, 64
 
 
 def reference_work(device: torch.device | str = "cpu") -> Work:
-    """Products of ``[128, 384] x [384, 384]`` over 48 matrices: compute, and more bytes than the inner caches hold."""
+    """What a step is made of, at a fixed size: 24 products of 32 rows with 768 x 768, and attention to 1024 keys.
+
+    Its 57 MB of weights are more than the inner caches hold, as a model's are.
+    """
     x = torch.ones(_ROWS, _SIZE, device=device)
-    weights = [torch.ones(_SIZE, _SIZE, device=device) / _SIZE for _ in range(48)]
+    weights = [torch.ones(_SIZE, _SIZE, device=device) / _SIZE for _ in range(_MATRICES)]
+    q = torch.ones(1, _ROWS, _HEADS, _DIM, device=device)
+    k = torch.ones(1, _HEADS // 3, _KEYS, _DIM, device=device)
 
     def run() -> None:
         y = x
         for weight in weights:
             y = y @ weight
+        for _ in range(2):
+            attend_partial(q, k, k)
 
     return run
 

@@ -23,7 +23,7 @@ def measure(bench: Bench) -> Part:
     part.values.append(Value("machine.gpu.bandwidth_gb_s", "GB/s", rate, spread=spread, note=note))
     shape, block = bench.shape, bench.block_length
     entry = 2 * shape.num_kv_heads * shape.head_dim * bytes_per_element(bench.kv_dtype, shape.head_dim)
-    points = [(rows, keys) for keys in (64, 256, 1024, 4096) for rows in (1, 2)]
+    points = [*((rows, keys) for keys in (64, 256, 1024, 4096) for rows in (1, 2)), (1, 8192)]
     if not bench.quick:
         points += [(8, 4096), (8, 16384)]
 

@@ -1,0 +1,5 @@
+"""``python -m reports``."""
+
+from reports.cli import main
+
+main()

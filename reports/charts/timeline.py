@@ -1,0 +1,48 @@
+"""Timelines of runs, one above the other on one axis: what ran when, on which stream."""
+
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from reports.theme import STAGE_COLORS, WIDTH, finished, scale
+
+_ORDER = ["main", "retrieval", "gather", "h2d", "d2h"]
+_SOURCES = ["measured", "simulated"]
+
+
+def timeline(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
+    """Spans (``source, stream, stage, start_ms, end_ms, duration_ms, layer, step, block``) of one block or a few."""
+    streams = [name for name in _ORDER if name in set(frame["stream"])]
+    stages = [name for name in STAGE_COLORS if name in set(frame["stage"])]
+    stages += sorted(set(frame["stage"]) - set(stages))
+    end = float(frame["end_ms"].max())
+    spans = (
+        alt.Chart(frame)
+        .mark_bar(height={"band": 0.8}, stroke="white", strokeWidth=0.3)
+        .encode(
+            x=alt.X("start_ms:Q", title="time since the block began (ms)", scale=alt.Scale(domain=[0, end])),
+            x2="end_ms:Q",
+            y=alt.Y("stream:N", sort=streams, title=None),
+            color=alt.Color("stage:N", title="stage", scale=scale(STAGE_COLORS, stages)),
+            tooltip=[
+                alt.Tooltip("stage:N"),
+                alt.Tooltip("block:Q"),
+                alt.Tooltip("step:Q"),
+                alt.Tooltip("layer:N"),
+                alt.Tooltip("duration_ms:Q", title="duration (ms)", format=".3f"),
+            ],
+        )
+        .properties(width=WIDTH, height=26 * len(streams))
+        .facet(row=alt.Row("source:N", title=None, sort=_SOURCES, header=alt.Header(labelFontWeight="bold")))
+    )
+    return finished(spans, title, subtitle, _description(frame, title))
+
+
+def _description(frame: pd.DataFrame, title: str) -> str:
+    """The lengths of the runs and the busiest stage of each, in words."""
+    parts = []
+    for source, own in frame.groupby("source"):
+        busiest = own.groupby("stage")["duration_ms"].sum().idxmax()
+        parts.append(f"{source}: {own['end_ms'].max():.1f} ms, most of it {busiest}")
+    return f"{title}. Timeline by stream. {'; '.join(parts)}."
