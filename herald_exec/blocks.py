@@ -175,6 +175,10 @@ def _store_completed(
     session: Session, task: Task, layer: int, rows: Sequence[Row], clean: KV, positions: Tensor
 ) -> None:
     """A completed block's clean KV: the idle pool's tail, or the buffer from which it goes to the host."""
+    if session.pools.partial is not None:
+        task.require(task.writes("partial", Region.BLOCK), "writing partial keys")
+        for i, row in enumerate(rows):
+            session.pools.partial.write(layer, row.slot, row.prefix, clean.keys[i])
     if not session.double_buffered:
         task.require(task.writes("clean"), "writing clean KV")
         session.pools.stores["clean"].write(layer, [row.slot for row in rows], [0] * len(rows), clean, positions)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 # The modules that register actions.
-from herald_exec import denoising, fetching, prefill, retrieval, transfers  # noqa: F401
+from herald_exec import denoising, fetching, prefill, proxies, retrieval, transfers  # noqa: F401
 from herald_exec.models.base import BlockModel
 from herald_exec.policy import PlannedPolicy, Policy
 from herald_exec.pools import TORCH_DTYPES, Pools
@@ -179,6 +179,8 @@ def _session(pipeline: Pipeline, model: BlockModel, size: RequestSize, policy: P
     settings = pipeline.settings
     queries = settings.block_length  # room for either kind of pass
     pools = Pools(pipeline, options.batch, size, model.device, queries=queries, check=options.check)
+    if any(pool.name == "partial" for pool in pipeline.pools):
+        pools.partial = proxies.PartialKeys(model, settings.proxy_fraction, options.batch, size.tokens)
     state = RowState(options.batch, size.tokens, settings.block_length, model.device)
     eos = () if options.ignore_eos else model.shape.eos_token_ids
     return Session(

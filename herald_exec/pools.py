@@ -12,7 +12,7 @@ A double-buffered pool keeps buffer b of slot s in storage row ``b * slots + s``
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ from herald_pipeline.errors import RunError
 from herald_pipeline.model import KVDtype, ModelShape
 from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.pools import Home, Pool, RequestSize
+
+if TYPE_CHECKING:
+    from herald_exec.proxies import PartialKeys
 
 TORCH_DTYPES = {KVDtype.FP32: torch.float32, KVDtype.BF16: torch.bfloat16, KVDtype.FP16: torch.float16}
 
@@ -225,6 +228,10 @@ class Pools:
         """Per layer, the newest selection: ``[R, kv, max k]`` int32 and counts ``[R, kv]``."""
         self.prompt: dict[int, list[KV]] = {}
         """Places of the prompt's ring: a layer's KV of each request being prefilled."""
+        self.partial: PartialKeys | None = None
+        """Partial keys that a proxy scores; they need the model, so the session makes them."""
+        self.picked: dict[int, list[Tensor]] = {}
+        """Per layer, the positions ``[kv, k]`` that a proxy picked for each row."""
         try:
             for pool in pipeline.pools:
                 if pool.name in ("full", "draft") and pool.home is Home.DRAM:
@@ -232,7 +239,7 @@ class Pools:
                     self.hosts[pool.name] = HostKV(len(pool.layers), slots, tokens, shape, host_dtype)
                 elif pool.name in ("query", "output"):
                     self.exchange = self.exchange or Exchange(slots, queries, shape, pinned)
-                elif pool.name not in ("indices", "prompt"):
+                elif pool.name not in ("indices", "prompt", "partial", "picked"):
                     home = device if pool.home is Home.HBM else torch.device("cpu")
                     pin = pinned and pool.home is Home.DRAM
                     self.stores[pool.name] = KVStore(pool, slots, size, shape, device_dtype, home, check, pin)
@@ -246,6 +253,7 @@ class Pools:
         held = sum(store.num_bytes for store in self.stores.values())
         held += sum(host.num_bytes for host in self.hosts.values())
         held += self.exchange.num_bytes if self.exchange else 0
+        held += self.partial.num_bytes if self.partial else 0
         return held + sum(kv.num_bytes for place in self.prompt.values() for kv in place)
 
     def clear(self, slot: int) -> None:
@@ -266,6 +274,10 @@ class Pools:
         self.hosts.clear()
         self.indices.clear()
         self.prompt.clear()
+        self.picked.clear()
+        if self.partial is not None:
+            self.partial.close()
+        self.partial = None
         self.exchange = None
 
 

@@ -92,6 +92,9 @@ def _keep(session: Session, task: Task, row: Row, kv: KV, selected: Tensor | Non
         if store is not None and store.holds(task.layer):
             task.require(task.writes(name, Region.BLOCK), f"keeping the prompt in {name}")
             store.write(task.layer, [row.slot], [0], kv, torch.arange(row.prefix)[None])
+    if session.pools.partial is not None:
+        task.require(task.writes("partial", Region.BLOCK), "writing partial keys")
+        session.pools.partial.write(task.layer, row.slot, 0, kv.keys[0])
     if selected is not None:
         index = selected[..., None].expand(-1, -1, -1, kv.keys.shape[-1])
         picked = KV(kv.keys.gather(2, index), kv.values.gather(2, index))

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from herald_exec.models import tiny
+from herald_exec.models.layers import rotate
+from herald_exec.proxies import skew
 from herald_exec.requests import DecodeRequest
 from herald_pipeline import methods
 from herald_pipeline.decoding.sampling import hash_uniform
@@ -36,8 +38,9 @@ class Oracle:
     def forward(self, ids, start, prefix, positions=None):
         """Forward ids as one group over ``prefix(layer, q) -> (keys, values)``; hidden states and the group's KV."""
         at = torch.arange(start, start + len(ids)) if positions is None else positions
-        hidden, kv = self.model.embed(ids), []
+        hidden, kv, self.entering = self.model.embed(ids), [], []
         for layer in self.layers:
+            self.entering.append(hidden)
             q, k, v = self.model.project(layer, hidden, at)
             k, v = k.transpose(0, 1), v.transpose(0, 1)
             kv.append((k, v))
@@ -150,6 +153,14 @@ class Oracle:
                 return self.keys[layer], self.values[layer]
 
             step_0, prefix = exact, self.sparse(chosen, 0)
+        if method == "infinigen":
+            chosen, columns = {}, skew(self.model, settings.proxy_fraction)
+
+            def fetched(layer, *_):
+                chosen[layer] = self.proxy(layer, columns, start, self.entering[max(layer - 1, 0)])
+                return self.picked(layer, chosen[layer])
+
+            step_0, prefix = fetched, self.sparse(chosen, 0)
         counts = even(self.steps(request.id, index), sum(masked[span]))
         draft = None
         for step, count in enumerate(counts):
@@ -172,6 +183,25 @@ class Oracle:
             following = self.mask_pass(start + block, settings.queries, start, draft_kv)
         self.store(clean)
         return chosen, following
+
+    def proxy(self, layer, columns, start, hidden):
+        """InfiniGen's picks: partial keys scored by this layer's queries of the layer before's attention input."""
+        shape, weights = self.shape, self.model.weights.layers[layer]
+
+        def norm(x, weight):
+            return x / (x.pow(2).mean(-1, keepdim=True) + shape.norm_eps).sqrt() * weight
+
+        size = shape.num_heads * shape.head_dim
+        x = norm(hidden, self.model.weights.layers[max(layer - 1, 0)].input_norm)
+        q = norm((x @ weights.qkv[:size].T).view(-1, shape.num_heads, shape.head_dim), weights.q_norm)
+        q = rotate(q, self.model.rotary(torch.arange(start, start + self.block)))
+        chosen = []
+        for head in range(shape.num_kv_heads):
+            group = q[:, head * shape.group_size : (head + 1) * shape.group_size].flatten(0, 1)
+            scores = (group @ columns[layer][head]) @ (self.keys[layer][head, :start] @ columns[layer][head]).T
+            count = min(self.settings.selected_tokens(start), start)
+            chosen.append(scores.sum(0).topk(count).indices.sort().values)
+        return torch.stack(chosen)
 
     def order(self, request_id, masked, start):
         """Masked positions of the block in the script's order: by falling hash."""

@@ -1,0 +1,180 @@
+"""InfiniGen's proxy: partial keys in a skewed basis, scored by speculated queries (``infinigen``, ``step-fetch``).
+
+Offline, once a model: the queries of a text are decomposed, and the basis V_q of a KV head's queries is kept in its
+columns of largest query weight. Q' = Q A and K' = K A with one orthogonal A leave Q' K'^T = Q K^T, so a few columns
+carry most of a score. A is applied after RoPE, because with RoPE it cannot be folded into the weights.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from herald_exec.blocks import BlockForward
+from herald_exec.host import HostKV
+from herald_exec.kernels import Selection
+from herald_exec.models.base import BlockModel
+from herald_exec.models.forward import prefill
+from herald_exec.models.layers import rms_norm, rotate
+from herald_exec.pools import KV
+from herald_exec.prefill import top_positions
+from herald_exec.retrieval import write_selected
+from herald_exec.session import Session, Task, action
+from herald_pipeline.pools import Region
+
+SKEW_TOKENS = 256
+"""Tokens of the text whose queries fix the basis: seeded random ones, so that no file is needed."""
+
+
+def skew(model: BlockModel, fraction: float, seed: int = 0) -> list[Tensor]:
+    """Per layer, the kept columns of A: ``[kv, d, c]``, c the rounded share ``fraction`` of d, at least 1.
+
+    Columns are those of V_q (of the group's queries joined) with the largest sum of |Q'| over the tokens.
+    """
+    shape = model.shape
+    count = max(1, round(fraction * shape.head_dim))
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, shape.vocab_size, (SKEW_TOKENS,), generator=generator).to(model.device)
+    found: list[Tensor] = []
+
+    def hook(_layer: int, q: Tensor, _k: Tensor, _v: Tensor) -> None:
+        # [1, n, kv * G, d] -> [kv, n * G, d]
+        joined = q[0].view(len(tokens), shape.num_kv_heads, shape.group_size, shape.head_dim)
+        joined = joined.transpose(0, 1).flatten(1, 2).float()
+        basis = torch.linalg.svd(joined, full_matrices=False).Vh.transpose(-2, -1)
+        weight = (joined @ basis).abs().sum(dim=1)
+        kept = weight.topk(count, dim=-1).indices
+        found.append(basis.gather(2, kept[:, None, :].expand(-1, shape.head_dim, -1)).to(model.dtype))
+
+    prefill(model, tokens, hook)
+    return found
+
+
+class PartialKeys:
+    """K' of every position on the device, ``[layers][slots, kv, tokens, c]``."""
+
+    def __init__(self, model: BlockModel, fraction: float, slots: int, tokens: int) -> None:
+        self.columns = skew(model, fraction)
+        dims = (slots, model.shape.num_kv_heads, tokens, self.columns[0].shape[-1])
+        self._keys = [torch.zeros(dims, dtype=model.dtype, device=model.device) for _ in self.columns]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        return sum(keys.nbytes for keys in self._keys)
+
+    def write(self, layer: int, slot: int, start: int, keys: Tensor) -> None:
+        """Partial keys of ``keys [kv, n, d]`` at positions ``[start, start + n)``."""
+        self._keys[layer][slot, :, start : start + keys.shape[1]] = keys @ self.columns[layer]
+
+    def pick(self, layer: int, slot: int, queries: Tensor, prefix: int, count: int) -> Tensor:
+        """The ``count`` prefix positions of largest score ``[kv, count]``, ascending.
+
+        ``queries [B, heads, d]``; scores are summed over the queries and heads of a KV head.
+        """
+        columns = self.columns[layer]
+        grouped = queries.view(queries.shape[0], columns.shape[0], -1, queries.shape[-1]).sum(dim=(0, 2))
+        partial = (grouped[:, None, :] @ columns).squeeze(1)
+        scores = (self._keys[layer][slot, :, :prefix] @ partial[..., None]).squeeze(-1)
+        return top_positions(scores.float(), count)
+
+    def close(self) -> None:
+        """Free the memory."""
+        self._keys.clear()
+        self.columns.clear()
+
+
+class SpeculatingForward(BlockForward):
+    """A block's step that keeps what entered the layer before, from which the next layer's queries are speculated."""
+
+    previous: Tensor | None = None
+
+    def run(self, task: Task, layer: int) -> None:
+        """See :class:`BlockForward`."""
+        self.previous = self.hidden
+        super().run(task, layer)
+
+
+def speculated_queries(model: BlockModel, layer: int, lanes: BlockForward, hidden: Tensor) -> Tensor:
+    """Queries of ``layer`` from the attention input of the layer before it: ``[rows, B, heads, d]``."""
+    shape, weights = model.shape, model.weights.layers[layer]
+    normed = rms_norm(hidden, model.weights.layers[max(layer - 1, 0)].input_norm, shape.norm_eps)
+    size = shape.num_heads * shape.head_dim
+    bias = None if weights.qkv_bias is None else weights.qkv_bias[:size]
+    q = torch.nn.functional.linear(normed, weights.qkv[:size], bias).view(-1, shape.num_heads, shape.head_dim)
+    if weights.q_norm is not None:
+        q = rms_norm(q, weights.q_norm, shape.norm_eps)
+    return rotate(q, lanes.rotary).view(*lanes.positions.shape, shape.num_heads, shape.head_dim)
+
+
+def step_pass(session: Session, task: Task) -> SpeculatingForward:
+    """The rows' step that runs layer by layer; layer 0 begins it."""
+    if task.layer == 0 and task.stage.stream not in session.passes:
+        for row in task.rows:
+            session.state.begin(row)
+        session.passes[task.stage.stream] = SpeculatingForward(session, task.rows)
+    found: SpeculatingForward = session.passes[task.stage.stream]
+    return found
+
+
+def partial_keys(session: Session) -> PartialKeys:
+    """The pool of partial keys."""
+    assert session.pools.partial is not None
+    return session.pools.partial
+
+
+@action("proxy")
+def proxy(session: Session, task: Task) -> None:
+    """Entries of this layer by speculated scores, before its attention."""
+    forward = step_pass(session, task)
+    hidden = forward.hidden if forward.previous is None else forward.previous
+    pick_entries(session, task, task.layer, forward, hidden)
+
+
+def pick_entries(session: Session, task: Task, layer: int, forward: BlockForward, hidden: Tensor) -> None:
+    """Score ``layer``'s partial keys and keep the best positions of each row for the fetch."""
+    task.require(task.reads("partial", Region.PREFIX) and task.writes("picked"), "scoring partial keys")
+    partial = partial_keys(session)
+    queries = speculated_queries(session.model, layer, forward, hidden)
+    session.pools.picked[layer] = [
+        partial.pick(layer, row.slot, queries[i], row.prefix, row.to_select) for i, row in enumerate(forward.rows)
+    ]
+    width = partial.columns[layer].shape[-1] * session.entry_bytes() // (2 * session.model.shape.head_dim)
+    task.num_bytes += sum(row.prefix for row in forward.rows) * width
+
+
+def fetch_entries(full: HostKV, layer: int, slot: int, positions: Tensor, dtype: torch.dtype) -> KV:
+    """KV of ``positions [kv, k]`` out of host memory, ``[1, kv, k, d]``."""
+    index = positions.to("cpu", torch.int32)[None]
+    heads, count = index.shape[1:]
+    keys = torch.empty(1, heads, count, full.pages.head_dim, dtype=dtype)
+    values = torch.empty_like(keys)
+    full.gather(layer, [slot], as_selection(index), keys, values, None)
+    return KV(keys, values)
+
+
+def as_selection(index: Tensor) -> Selection:
+    """Positions ``[R, kv, k]`` as the gather kernel takes them."""
+    rows, heads, count = index.shape
+    counts = np.full((rows, heads), count, np.int32)
+    return Selection(np.empty((0,), np.float32), index.numpy(), counts, np.zeros((rows, heads), np.uint8))
+
+
+@action("fetch_rows")
+def fetch_rows(session: Session, task: Task) -> None:
+    """Picked entries, row by row, from host memory into the sparse pool."""
+    task.require(task.reads("full", Region.PREFIX) and task.reads("picked"), "fetching picked entries")
+    picked = session.pools.picked[task.layer]
+    for row, positions in zip(task.rows, picked, strict=True):
+        kv = fetch_entries(session.pools.hosts["full"], task.layer, row.slot, positions, session.model.kv_dtype)
+        task.num_bytes += kv.num_bytes
+        moved = KV(kv.keys.to(session.device), kv.values.to(session.device))
+        write_selected(session, task, row, moved, positions[None])
+
+
+@action("sparse_step")
+def sparse_step(session: Session, task: Task) -> None:
+    """A layer of the step over what has been fetched for it."""
+    forward = step_pass(session, task)
+    forward.run(task, task.layer)
+    entries = task.launch.shape.selected_tokens + task.launch.shape.tokens
+    task.num_bytes += entries * session.entry_bytes()
