@@ -47,6 +47,7 @@ def _print(report: dict[str, Any]) -> None:
 
 def harness_command(
     model: Annotated[str, typer.Option(help="Checkpoint folder, or herald-ref.")],
+    harness: Annotated[bool, typer.Option("--harness", help="lm-eval's tasks; --suite and --task imply it.")] = False,
     suite: Annotated[str | None, typer.Option(help=f"As a paper ran it: {', '.join(SUITES)}.")] = None,
     task: Annotated[list[str] | None, typer.Option(help="lm-eval task of --tasks-dir; may be repeated.")] = None,
     tasks_dir: Annotated[list[Path] | None, typer.Option(help="Folder of lm-eval task files.")] = None,
@@ -78,6 +79,9 @@ def harness_command(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Score a checkpoint on lm-eval tasks, with the papers' settings by name."""
+    if not (harness or suite or task):
+        message = "say what to evaluate: --harness with --suite or --task"
+        raise ConfigError(message)
     require_harness()
     selection = select(suite, task or [], tasks_dir or [], num_fewshot)
     from herald_exec.evaluation.harness_model import HeraldLM

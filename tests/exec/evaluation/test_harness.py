@@ -183,7 +183,8 @@ def test_the_command_prints_one_json_object(folder, write_task, answer):
     [
         (("--suite", "gsm9k"), "did you mean 'gsm8k'"),
         (("--suite", "gsm8k", "--num-fewshot", 3), "--suite fixes tasks and examples"),
-        ((), "name a suite"),
+        ((), "say what to evaluate: --harness with --suite or --task"),
+        (("--harness",), "name a suite"),
         (("--task", "mine"), "name a suite"),
         (("--task", "other", "--tasks-dir", "."), "unknown task 'other'"),
     ],
