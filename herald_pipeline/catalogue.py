@@ -224,16 +224,34 @@ def _tiny() -> ModelShape:
     )
 
 
+def _demo() -> ModelShape:
+    return ModelShape(
+        name="demo",
+        architecture="Qwen3ForCausalLM",
+        num_layers=4,
+        hidden_size=768,
+        num_heads=12,
+        num_kv_heads=4,
+        head_dim=64,
+        intermediate_size=2048,
+        vocab_size=2048,
+        qk_norm=True,
+        rope_theta=1e4,
+        mask_token_id=2047,
+        sources={"shape": "ours: seeded random weights, large enough that a step takes milliseconds on one core"},
+    )
+
+
 def _herald_ref() -> ModelShape:
     return ModelShape(
         name="herald-ref",
         architecture="Qwen3ForCausalLM",
-        num_layers=12,
+        num_layers=10,
         hidden_size=384,
         num_heads=8,
         num_kv_heads=2,
         head_dim=64,
-        intermediate_size=1024,
+        intermediate_size=896,
         vocab_size=4096,
         qk_norm=True,
         rope_theta=2e5,
@@ -259,6 +277,7 @@ _MAKERS: dict[str, Callable[[], ModelShape]] = {
     "dream-7b-base": _dream_base,
     "dream-7b-instruct": _dream_instruct,
     "tiny": _tiny,
+    "demo": _demo,
     "herald-ref": _herald_ref,
 }
 
