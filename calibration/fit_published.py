@@ -80,8 +80,9 @@ def profile_with(values: dict[str, float]) -> Profile:
     return hardware_io.resolve(HARDWARE, None, [f"engine.{name}={value!r}" for name, value in values.items()])
 
 
-def fit(chosen: Sequence[Target], kernels: int, *, report: Callable[[str], None] = print) -> Fit:
+def fit(chosen: Sequence[Target], kernels: int, *, keep: bool = False, report: Callable[[str], None] = print) -> Fit:
     """Least-squares fit to ``chosen`` targets at one count of kernels; all targets of the fit set are evaluated."""
+    # ``keep``: the profile's own values, for their covariance and errors.
     free = tuple(FREE)
     engine = profile_with({}).engine
     start = {name: known(getattr(engine, name)).peak for name in free}
@@ -102,7 +103,7 @@ def fit(chosen: Sequence[Target], kernels: int, *, report: Callable[[str], None]
         diff_step=0.02 / np.maximum(np.abs(x0), 1.0),
         xtol=1e-3,
         ftol=1e-3,
-        max_nfev=8,
+        max_nfev=1 if keep else 8,
     )
     values = dict(zip(free, np.exp(solved.x).tolist(), strict=True))
     covariance = np.linalg.pinv(solved.jac.T @ solved.jac)
@@ -149,6 +150,9 @@ def main() -> None:
     parser.add_argument("--only", help="fit targets of this model (llada2-mini) or context (32768) only")
     parser.add_argument("--without", help="leave out targets whose key begins with this text")
     parser.add_argument("--kernels", type=int, nargs="+", default=[16, 24, 32, 40, 48, 64], help=f"{KERNELS} to try")
+    parser.add_argument(
+        "--keep", action="store_true", help="fit nothing: errors and covariance of the profile's values"
+    )
     parser.add_argument("--write", action="store_true", help="write the values into the profile")
     parser.add_argument("--out", type=Path, help="write values, covariance and errors as JSON")
     parser.add_argument("--json", action="store_true")
@@ -159,7 +163,8 @@ def main() -> None:
     if options.without:
         chosen = [t for t in chosen if not t.key.startswith(options.without)]
     silent: Callable[[str], None] = lambda _: None  # noqa: E731 - one line, one use
-    fits = [fit(chosen, count, report=silent if options.json else print) for count in options.kernels]
+    report = silent if options.json else print
+    fits = [fit(chosen, count, keep=options.keep, report=report) for count in options.kernels]
     found = min(fits, key=lambda one: one.chi2)
     if options.json:
         print(json.dumps(found.as_dict()))

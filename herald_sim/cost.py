@@ -137,7 +137,7 @@ class CostModel:
         # of the last shapes seen.
         self._newest: dict[str, tuple[LaunchShape, dict[int, Cost]]] = {}
         self._seen: dict[tuple[str, LaunchShape], dict[int, Cost]] = {}
-        self._classes: dict[str, dict[int | None, int]] = {}
+        self._classes: dict[str, dict[int, int]] = {}
         # By identity: the description hands out the same op for the same tokens.
         self._op_ns: dict[int, tuple[Op, float]] = {}
 
@@ -149,17 +149,22 @@ class CostModel:
             if len(self._seen) >= _MAX_SEEN:
                 self._seen.clear()
             newest = self._newest[name] = (shape, self._seen.setdefault((name, shape), {}))
-        if layer is None:
-            layer_class = -1
-        else:
-            classes = self._classes.get(name)
-            if classes is None:
-                classes = self._classes[name] = _layer_classes(launch.stage, shape)
-            layer_class = classes[layer]
+        layer_class = self.layer_class(launch.stage, shape, layer)
         cost = newest[1].get(layer_class)
         if cost is None:
             cost = newest[1][layer_class] = self.stage_cost(launch.stage, shape, layer)
         return cost
+
+    def layer_class(self, stage: Stage, shape: LaunchShape, layer: int | None) -> int:
+        """Number that layers of equal work in ``stage`` share; worked out once, for the first shape seen."""
+        if layer is None:
+            return -1
+        classes = self._classes.get(stage.name)
+        if classes is None:
+            numbers: dict[Work, int] = {}
+            classes = {one: numbers.setdefault(stage.work(shape, one), len(numbers)) for one in stage.layers}
+            self._classes[stage.name] = classes
+        return classes[layer]
 
     def stage_cost(self, stage: Stage, shape: LaunchShape, layer: int | None) -> Cost:
         """Cost of one launch of ``stage``, worked out anew."""
@@ -342,12 +347,6 @@ class CostModel:
 def _share(rate: float, whole: float) -> float:
     """``rate`` as a share of ``whole``, rounded so that flows of one kind have equal shares whatever their bytes."""
     return min(1.0, round(rate / whole, 9))
-
-
-def _layer_classes(stage: Stage, shape: LaunchShape) -> dict[int | None, int]:
-    """Layers of ``stage`` -> a number that layers of equal work share."""
-    numbers: dict[Work, int] = {}
-    return {layer: numbers.setdefault(stage.work(shape, layer), len(numbers)) for layer in stage.layers}
 
 
 def _expanded(work: Work) -> Iterator[Repeat]:

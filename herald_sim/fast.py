@@ -22,7 +22,7 @@ from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.result import FORWARD_STAGES
 from herald_pipeline.scheduling.admission import Request
 from herald_pipeline.scheduling.program import BatchPolicy, Feedback, Idle, Launch, Program
-from herald_pipeline.stages import LaunchShape, RowGroup, Stage, launch_shape
+from herald_pipeline.stages import LaunchShape, RowGroup, Stage, Template, launch_shape
 from herald_pipeline.steps import FixedSteps
 from herald_pipeline.units import NS_PER_S
 from herald_pipeline.workload import Workload
@@ -30,6 +30,8 @@ from herald_sim.cost import CostModel, Flow, Kernels, Phase
 
 Array = NDArray[np.float64]
 
+_MAX_STRUCTURES = 64
+_structures: "dict[tuple[int, int], tuple[Template, _Structure]]" = {}
 _SAMPLE_BLOCKS = 5
 """Blocks of the run that the structure is read off: the first, three alike, and the last."""
 
@@ -127,7 +129,7 @@ def evaluate(pipeline: Pipeline, profile: Profile, workload: Workload) -> FastRe
     steps = cast(FixedSteps, workload.steps).count
     request = workload.blocked()[0]
     rows, blocks = len(workload.requests), request.blocks
-    structure = _structure(pipeline, request.context, rows, steps)
+    structure = _structure(pipeline, steps)
     prices = _Prices(pipeline, profile, request.context, rows, blocks)
     prefill = prices.prefill(structure.prefill)
     first = prices.block(structure.first, np.arange(1))
@@ -224,6 +226,7 @@ class _Prices:
         self._lookahead = pipeline.template.lookahead
         prefixes = context + self._length * np.arange(blocks)
         selected = np.array([pipeline.settings.selected_tokens(int(prefix)) for prefix in prefixes])
+        self._slots = tuple(range(rows))
         self._prefix = rows * prefixes
         self._to_select = rows * selected
         reads = np.concatenate([selected[:1], selected[:-1]]) if self._lookahead else selected
@@ -240,15 +243,26 @@ class _Prices:
         return times
 
     def prefill(self, plan: _Plan) -> Array:
-        """Times of the prefill's launches."""
-        costs = self._costs
-        found = [costs.total_ns(p.launch.stage, p.launch.shape, p.launch.layer) for p in plan]
+        """Times of the prefill's launches: its prompts are the prefix of block 0."""
+        found = []
+        known: dict[tuple[str, int], Array | float] = {}
+        for planned in plan:
+            prefix, selected = int(self._prefix[0]), int(self._to_select[0])
+            groups = [
+                replace(group, slots=self._slots, prefix_tokens=prefix, selected_tokens=selected, tail_tokens=0)
+                for group in planned.launch.groups
+            ]
+            stage, layer = planned.launch.stage, planned.launch.layer
+            key = (stage.name, self._costs.layer_class(stage, planned.launch.shape, layer))
+            if key not in known:
+                known[key] = self._costs.total_ns(stage, launch_shape(groups, self._length), layer)
+            found.append(known[key])
         return np.array(found, dtype=np.float64).reshape(len(plan), 1)
 
     def _times(self, launch: Launch, at: NDArray[np.int_]) -> Array | float:
         stage = launch.stage
-        modes = tuple((group.mode, len(group.slots)) for group in launch.groups)
-        key = (stage.name, modes, launch.layer)
+        alike = self._costs.layer_class(stage, launch.shape, launch.layer)
+        key = (stage.name, tuple(group.mode for group in launch.groups), alike)
         if key not in self._known:
             deciding = stage.name == self._costs.pipeline.template.denoise.name
             groups = [self._group(group, at, deciding=deciding) for group in launch.groups]
@@ -263,20 +277,36 @@ class _Prices:
         tail = self._tail[at] if deciding else 0 * at
         prefix: Any = self._prefix[at]
         return replace(
-            group, prefix_tokens=prefix, selected_tokens=cast(Any, selected[at]), tail_tokens=cast(Any, tail)
+            group,
+            slots=self._slots,
+            prefix_tokens=prefix,
+            selected_tokens=cast(Any, selected[at]),
+            tail_tokens=cast(Any, tail),
         )
 
 
-def _structure(pipeline: Pipeline, context: int, rows: int, steps: int) -> _Structure:
-    """What a block launches and waits for, read off a short run."""
-    requests = [Request(index, context, _SAMPLE_BLOCKS) for index in range(rows)]
+def _structure(pipeline: Pipeline, steps: int) -> _Structure:
+    """What a block launches and waits for, whatever the rows and the context; read off a short run once."""
+    key = (id(pipeline.template), steps)
+    known = _structures.get(key)
+    if known is not None and known[0] is pipeline.template:
+        return known[1]
+    if len(_structures) >= _MAX_STRUCTURES:
+        _structures.clear()
+    found = _read_structure(pipeline, steps)
+    _structures[key] = (pipeline.template, found)
+    return found
+
+
+def _read_structure(pipeline: Pipeline, steps: int) -> _Structure:
+    requests = [Request(0, pipeline.settings.block_length, _SAMPLE_BLOCKS)]
     places: dict[tuple[str, int | None, int], int] = {}
     repeats: Counter[tuple[int, str, int | None]] = Counter()
     where: dict[int, tuple[int, int]] = {}
     newest: dict[str, int] = {}
     plans: dict[int, list[_Planned]] = {}
     waited_for: set[int] = set()
-    for launch in _issue(Program(pipeline, requests, slots=rows), steps):
+    for launch in _issue(Program(pipeline, requests, slots=1), steps):
         name, stream = launch.stage.name, launch.stage.stream
         repeat = repeats[launch.block, name, launch.layer]
         repeats[launch.block, name, launch.layer] += 1
