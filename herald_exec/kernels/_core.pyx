@@ -2,7 +2,6 @@
 """Thin: addresses and sizes in, one call without the GIL, numbers out. Everything is checked in ``__init__.py``."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport free, malloc
 
 
 cdef extern from "herald.h" nogil:
@@ -65,6 +64,7 @@ cdef extern from "herald.h" nogil:
     int64_t herald_topk(const herald_tier *tier, const float *values, int64_t length, int64_t k, char *scratch,
                         int32_t *out)
     int64_t herald_topk_heap(const float *values, int64_t length, int64_t k, char *scratch, int32_t *out)
+    char *herald_thread_scratch(size_t nbytes)
     void *herald_map(size_t nbytes)
     void herald_unmap(void *memory, size_t nbytes)
     double herald_read_seconds(const herald_tier *tier, const char *start, int64_t nbytes, int threads)
@@ -174,13 +174,12 @@ def topk(int tier, float[::1] values, int64_t k, int heap, int32_t[::1] out):
     if length == 0 or k <= 0:
         return 0
     with nogil:
-        scratch = <char *> malloc(herald_topk_scratch_bytes(length))
+        scratch = herald_thread_scratch(herald_topk_scratch_bytes(length))
         if scratch != NULL:
             if heap:
                 count = herald_topk_heap(&values[0], length, k, scratch, &out[0])
             else:
                 count = herald_topk(herald_tier_get(tier), &values[0], length, k, scratch, &out[0])
-            free(scratch)
         else:
             count = -1
     if count < 0:

@@ -13,7 +13,7 @@ _PEAKS = {"fma": 0, "bf16_dot": 1, "amx": 2}
 
 
 def _mapped(num_bytes: int) -> int:
-    problem = check_number(num_bytes, "num_bytes", minimum=1 << 20, integer=True)
+    problem = check_number(num_bytes, "num_bytes", minimum=1 << 16, integer=True)
     if problem:
         raise ConfigError(problem)
     address = _core.map_memory(num_bytes)

@@ -165,6 +165,7 @@ def _roofs(tiers: list[str], threads: int) -> dict[str, dict[str, float]]:
 
 
 def _row(variant: Variant, context: int, roofs: dict[str, dict[str, float]]) -> dict[str, Any]:
+    set_tier(variant.tier)
     kind = kernel_kind(variant.x * GROUP, "bf16", HEAD_DIM, "f32" if variant.options.paper_like else variant.options.pv)
     gb_s = statistics.median(variant.gb_s)
     gflops = gb_s / (4 * HEAD_DIM) * (4 * variant.x * GROUP * HEAD_DIM)
@@ -284,8 +285,8 @@ def bench_kernels(
         variants = plan(used, names, queries)
         ceilings = bench.measure(variants, repeats)
         roofs = _roofs(names, used)
-        set_tier(names[-1])
         rows = [_row(variant, context, roofs) for variant in variants]
+        set_tier(names[-1])
         result: dict[str, Any] = {
             "schema": "herald.kernels/1",
             "cpu": cpu_model(),

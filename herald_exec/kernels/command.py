@@ -1,4 +1,4 @@
-"""``herald-exec kernels``: are the CPU kernels right on this machine, and how fast are they?"""
+"""``herald-exec kernels``: whether the CPU kernels are right on this machine, and how fast they are."""
 
 import json
 from typing import Annotated

@@ -20,7 +20,10 @@ Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]
 
 
 def matmul_softmax_topk(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kept: int) -> torch.Tensor:
-    """bf16 matmul, fp32 softmax, sum over the group, top-k, bf16 matmul; ``q`` ``[heads, rows, d]``, ``k`` ``[heads, S, d]``."""
+    """bf16 matmul, fp32 softmax, sum over the group, top-k, bf16 matmul.
+
+    Shapes: ``q`` ``[heads, rows, d]``, ``k`` and ``v`` ``[heads, S, d]``.
+    """
     scores = torch.matmul(q, k.transpose(1, 2)).float()
     p = torch.softmax(scores * q.shape[-1] ** -0.5, dim=-1)
     found = torch.topk(p.sum(1), kept, dim=-1, sorted=False).indices
@@ -63,6 +66,7 @@ def bench_torch(bench: "KernelBench", threads: int, repeats: int) -> list[dict[s
                     way(q, k, v, bench.k)
                     if repeat:
                         samples[name].append(nbytes / (time.perf_counter() - start) / 1e9)
+                time.sleep(0.05)  # OpenMP's threads spin on after their work, on the very CPUs of ours
                 seconds, _found = bench.run(ours, min(requests, bench.rows))
                 if repeat:
                     samples["ours"].append(min(requests, bench.rows) * bench.row_bytes / seconds / 1e9)

@@ -1,4 +1,5 @@
-/* FEW with bf16 dot products; included by the tiers that have them, after nothing else. */
+/* FEW with bf16 dot products in PV: rows of V are taken in pairs, P is rounded to bf16. Scores stay FP32 multiply-adds: a
+ * bf16 query would move scores by 2^-9, and three bf16 parts of it cost more than widening K. */
 #include "vec_avx512.h"
 #include "body.h"
 
@@ -23,15 +24,17 @@ static int64_t FN(peak_dot)(int64_t rounds) {
     return rounds * 12 * 2 * W * 2;
 }
 
-/* Whether a dot issues about as often as an FMA (Zen 4) or far less (Intel: four times the time): found once, in 50 us. */
+/* Whether a dot issues about as often as an FMA (Zen 4) or far less (Intel: four times the time): found once. The first
+ * 200 us are not counted: a core that just met 512-bit registers runs them slowly for a while. */
 static int FN(dot_pays)(void) {
     static int answer = -1;
     if (answer < 0) {
         double best_fma = 0, best_dot = 0;
-        for (int i = 0; i < 5; i++) {
-            double start = herald_seconds(), fma = (double)FN(peak_fma)(500) / (herald_seconds() - start);
+        for (double until = herald_seconds() + 2e-4; herald_seconds() < until;) FN(peak_dot)(100);
+        for (int i = 0; i < 8; i++) {
+            double start = herald_seconds(), fma = (double)FN(peak_fma)(2000) / (herald_seconds() - start);
             start = herald_seconds();
-            double dot = (double)FN(peak_dot)(500) / (herald_seconds() - start);
+            double dot = (double)FN(peak_dot)(2000) / (herald_seconds() - start);
             best_fma = fma > best_fma ? fma : best_fma;
             best_dot = dot > best_dot ? dot : best_dot;
         }
@@ -40,67 +43,9 @@ static int FN(dot_pays)(void) {
     return answer;
 }
 
-/* q[row][32 d] as 32 high parts, then 32 low parts: high + low carries 16 bits of q's mantissa. */
-static void FN(split_queries)(const float *from, int rows, int dim, char *to) {
-    for (int i = 0; i < rows * dim; i += 32, from += 32, to += 128) {
-        uint16_t high[32], low[32];
-        for (int c = 0; c < 32; c++) {
-            uint32_t bits, rest_bits;
-            memcpy(&bits, from + c, 4);
-            uint32_t cut = bits & 0xffff0000u;
-            float top, rest;
-            memcpy(&top, &cut, 4);
-            rest = from[c] - top;
-            memcpy(&rest_bits, &rest, 4);
-            high[c] = (uint16_t)(cut >> 16);
-            low[c] = (uint16_t)((rest_bits + 0x7fff + (rest_bits >> 16 & 1)) >> 16);
-        }
-        memcpy(to, high, 64);
-        memcpy(to + 64, low, 64);
-    }
-}
-
-INLINE void qk_dot_rows(const char *k, int64_t stride, int n, const char *q, int chunks, int rows, float *s,
-                        const char *ahead) {
-    for (int j = 0; j < n; j += QK_KEYS) {
-        const char *key[QK_KEYS];
-        for (int i = 0; i < QK_KEYS; i++) key[i] = k + (j + i < n ? j + i : n - 1) * stride;
-        if (ahead) prefetch_bytes(ahead + j * stride, QK_KEYS * stride);
-        vf acc[QK_KEYS * 4];
-        for (int i = 0; i < QK_KEYS * 4; i++) acc[i] = vf_set1(0.0f);
-        for (int c = 0; c < chunks; c++) {
-            __m512i raw[QK_KEYS];
-#pragma GCC unroll 4
-            for (int i = 0; i < QK_KEYS; i++) raw[i] = _mm512_loadu_si512(key[i] + c * 64);
-#pragma GCC unroll 4
-            for (int row = 0; row < rows; row++) {
-                const char *qr = q + (row * chunks + c) * 128;
-                __m512i high = _mm512_loadu_si512(qr), low = _mm512_loadu_si512(qr + 64);
-#pragma GCC unroll 4
-                for (int i = 0; i < QK_KEYS; i++)
-                    acc[i * 4 + row] = herald_dpbf16(herald_dpbf16(acc[i * 4 + row], raw[i], low), raw[i], high);
-            }
-        }
-        reduce_block(acc, rows, s + j);
-    }
-}
-static void FN(qk_dot)(const char *k, int64_t stride, int n, const char *q, int chunks, int rows, float *s,
-                       const char *ahead) {
-    for (int row = 0; row < rows; row += 4, ahead = NULL) {
-        const char *qr = q + row * chunks * 128;
-        float *sr = s + row * HERALD_TILE;
-        switch (rows - row) {
-            case 1: qk_dot_rows(k, stride, n, qr, chunks, 1, sr, ahead); break;
-            case 2: qk_dot_rows(k, stride, n, qr, chunks, 2, sr, ahead); break;
-            case 3: qk_dot_rows(k, stride, n, qr, chunks, 3, sr, ahead); break;
-            default: qk_dot_rows(k, stride, n, qr, chunks, 4, sr, ahead); break;
-        }
-    }
-}
-
 /* Two V rows at a time, `some` chunks of 32 d, `rows` query rows; pairs[row * 32 + j] = p of keys 2 j and 2 j + 1. */
 INLINE void pv_dot_rows(const char *v, int64_t stride, int n, const uint32_t *pairs, int chunk, int chunks, int rows,
-                        int some, float *o) {
+                        int some, float *o, const char *ahead) {
     vf acc[2 * 4 * 2];
 #pragma GCC unroll 2
     for (int row = 0; row < rows; row++)
@@ -109,6 +54,10 @@ INLINE void pv_dot_rows(const char *v, int64_t stride, int n, const uint32_t *pa
             acc[row * 2 * some + i] = vf_load(o + (row * chunks + chunk) * CHUNK_FLOATS + i * W);
     for (int j = 0; j < n; j += 2, v += 2 * stride) {
         __m512i low[4], high[4];
+        if (ahead) {
+            prefetch_bytes(ahead + j * stride + chunk * 64, some * 64);
+            prefetch_bytes(ahead + (j + 1) * stride + chunk * 64, some * 64);
+        }
 #pragma GCC unroll 4
         for (int i = 0; i < some; i++) {
             __m512i even = _mm512_loadu_si512(v + (chunk + i) * 64);
@@ -141,17 +90,17 @@ static void FN(pv_dot)(const char *v, int64_t stride, int n, const float *p, int
                                                                            vf_load(p + row * HERALD_TILE + j + 16)));
     for (int j = 0; j < n; j += SUB_TILE) {
         int count = n - j < SUB_TILE ? n - j : SUB_TILE;
-        if (ahead) prefetch_bytes(ahead + j * stride, count * stride);
         for (int chunk = 0; chunk < chunks; chunk += chunk + 4 <= chunks ? 4 : 1)
             for (int row = 0; row < rows; row += 2) {
                 const uint32_t *pr = pairs + row * 32 + j / 2;
                 float *or = o + row * chunks * CHUNK_FLOATS;
                 const char *vj = v + j * stride;
+                const char *next = ahead && row == 0 ? ahead + j * stride : NULL;
                 int four = chunk + 4 <= chunks, two = row + 1 < rows;
-                if (four && two) pv_dot_rows(vj, stride, count, pr, chunk, chunks, 2, 4, or);
-                else if (four) pv_dot_rows(vj, stride, count, pr, chunk, chunks, 1, 4, or);
-                else if (two) pv_dot_rows(vj, stride, count, pr, chunk, chunks, 2, 1, or);
-                else pv_dot_rows(vj, stride, count, pr, chunk, chunks, 1, 1, or);
+                if (four && two) pv_dot_rows(vj, stride, count, pr, chunk, chunks, 2, 4, or, next);
+                else if (four) pv_dot_rows(vj, stride, count, pr, chunk, chunks, 1, 4, or, next);
+                else if (two) pv_dot_rows(vj, stride, count, pr, chunk, chunks, 2, 1, or, next);
+                else pv_dot_rows(vj, stride, count, pr, chunk, chunks, 1, 1, or, next);
             }
     }
 }
@@ -168,11 +117,11 @@ static void FN(attend_dot)(const herald_attend *args) {
     }
     int64_t stride = 2 * (int64_t)dim, ahead_bytes = args->prefetch_tiles * args->stream.tile_bytes;
     char *scratch = args->scratch;
-    char *q = FN(take)(&scratch, sizeof(float) * (size_t)(rows * dim));
+    float *q = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(rows * dim));
     float *o = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(rows * dim));
     uint32_t *pairs = (uint32_t *)FN(take)(&scratch, sizeof(float) * (size_t)(rows * HERALD_TILE));
     float *scale = (float *)FN(take)(&scratch, sizeof(float) * (size_t)rows);
-    FN(split_queries)(args->q, rows, dim, q);
+    FN(pack)(args->q, rows, dim, dim, 1, q);
     memset(o, 0, sizeof(float) * (size_t)(rows * dim));
     for (int row = 0; row < rows; row++) args->m[row] = HERALD_SCORE_MIN, args->l[row] = 0.0f;
     for (int64_t first = 0, tile = 0; first < args->num_keys; first += HERALD_TILE, tile++) {
@@ -180,7 +129,7 @@ static void FN(attend_dot)(const herald_attend *args) {
         const char *k = args->stream.k + tile * args->stream.tile_bytes;
         const char *v = args->stream.v + tile * args->stream.tile_bytes;
         float *p = (float *)(args->p + (args->keep_p ? (size_t)tile * FN(p_tile_few)(rows) : 0));
-        FN(qk_dot)(k, stride, n, q, chunks, rows, p, ahead_bytes ? k + ahead_bytes : NULL);
+        FN(qk_few)(k, stride, n, q, chunks, rows, 1, p, ahead_bytes ? k + ahead_bytes : NULL);
         int rescale = FN(softmax_few)(p, n, rows, args->m, args->l, scale);
         if (args->keep_p) memcpy(args->p_max + tile * rows, args->m, sizeof(float) * (size_t)rows);
         if (!args->output) continue;

@@ -37,9 +37,23 @@ INLINE void load_chunk(const char *row, int chunk, int bf16, vf *a, vf *b) {
     }
 }
 
+#ifndef HERALD_PREFETCH
+#define HERALD_PREFETCH 2 /* into L2 */
+#endif
+/* A few lines at a time between the arithmetic: a burst would fill the core's miss buffers and hold up the
+ * loads behind it (a burst per 32 rows cost a quarter of the speed on Emerald Rapids). */
 INLINE void prefetch_bytes(const char *from, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < bytes; i += 64)
+#ifdef HERALD_PREFETCH_WINDOW
+        if (((uintptr_t)(from + i) & 4095) < HERALD_PREFETCH_WINDOW)
+#endif
+#ifdef HERALD_PREFETCH_PAIR
+        if (!((uintptr_t)(from + i) & 64))
+#endif
+        __builtin_prefetch(from + i, 0, HERALD_PREFETCH);
 }
+#define CHUNK_BYTES(bf16) ((bf16) ? 4 * W : 8 * W)
 
 /* count rows of head_dim elements to fp32 rows of `stride` floats, zero beyond head_dim. */
 static void FN(widen)(const char *from, int dtype, int head_dim, int count, float *to, int stride) {
@@ -90,11 +104,12 @@ INLINE void qk_rows(const char *k, int64_t stride, int n, const float *q, int ch
     for (int j = 0; j < n; j += QK_KEYS) {
         const char *key[QK_KEYS]; /* a tail repeats the last key: its extra scores are masked later */
         for (int i = 0; i < QK_KEYS; i++) key[i] = k + (j + i < n ? j + i : n - 1) * stride;
-        if (ahead) prefetch_bytes(ahead + j * stride, QK_KEYS * stride);
         vf acc[QK_KEYS * 4];
         for (int i = 0; i < QK_KEYS * 4; i++) acc[i] = vf_set1(0.0f);
         for (int c = 0; c < chunks; c++) {
             vf a[QK_KEYS], b[QK_KEYS];
+            if (ahead)
+                prefetch_bytes(ahead + j * stride + c * QK_KEYS * CHUNK_BYTES(bf16), QK_KEYS * CHUNK_BYTES(bf16));
 #pragma GCC unroll 8
             for (int i = 0; i < QK_KEYS; i++) load_chunk(key[i], c, bf16, &a[i], &b[i]);
 #pragma GCC unroll 4
@@ -155,7 +170,7 @@ static int FN(softmax_few)(float *s, int n, int rows, float *m, float *l, float 
 }
 
 INLINE void pv_rows(const char *v, int64_t stride, int n, const float *p, int chunk, int chunks, int rows, int some,
-                    int bf16, float *o) {
+                    int bf16, float *o, const char *ahead) {
     vf acc[PV_ROWS * PV_CHUNKS * 2];
 #pragma GCC unroll 4
     for (int row = 0; row < rows; row++)
@@ -164,6 +179,7 @@ INLINE void pv_rows(const char *v, int64_t stride, int n, const float *p, int ch
             acc[row * 2 * some + i] = vf_load(o + (row * chunks + chunk) * CHUNK_FLOATS + i * W);
     for (int j = 0; j < n; j++, v += stride) {
         vf a[PV_CHUNKS], b[PV_CHUNKS];
+        if (ahead) prefetch_bytes(ahead + j * stride + chunk * CHUNK_BYTES(bf16), some * CHUNK_BYTES(bf16));
 #pragma GCC unroll 4
         for (int i = 0; i < some; i++) load_chunk(v, chunk + i, bf16, &a[i], &b[i]);
 #pragma GCC unroll 4
@@ -184,19 +200,19 @@ INLINE void pv_rows(const char *v, int64_t stride, int n, const float *p, int ch
 }
 
 INLINE void pv_block(const char *v, int64_t stride, int n, const float *p, int chunk, int chunks, int rows, int some,
-                     int bf16, float *o) {
-    for (int row = 0; row < rows; row += PV_ROWS) {
+                     int bf16, float *o, const char *ahead) {
+    for (int row = 0; row < rows; row += PV_ROWS, ahead = NULL) {
         int left = rows - row < PV_ROWS ? rows - row : PV_ROWS;
         const float *pr = p + row * HERALD_TILE;
         float *or = o + row * chunks * CHUNK_FLOATS;
         switch (left) {
-            case 1: pv_rows(v, stride, n, pr, chunk, chunks, 1, some, bf16, or); break;
+            case 1: pv_rows(v, stride, n, pr, chunk, chunks, 1, some, bf16, or, ahead); break;
 #if PV_ROWS >= 2
-            case 2: pv_rows(v, stride, n, pr, chunk, chunks, 2, some, bf16, or); break;
+            case 2: pv_rows(v, stride, n, pr, chunk, chunks, 2, some, bf16, or, ahead); break;
 #endif
 #if PV_ROWS >= 4
-            case 3: pv_rows(v, stride, n, pr, chunk, chunks, 3, some, bf16, or); break;
-            case 4: pv_rows(v, stride, n, pr, chunk, chunks, 4, some, bf16, or); break;
+            case 3: pv_rows(v, stride, n, pr, chunk, chunks, 3, some, bf16, or, ahead); break;
+            case 4: pv_rows(v, stride, n, pr, chunk, chunks, 4, some, bf16, or, ahead); break;
 #endif
         }
     }
@@ -207,15 +223,15 @@ static void FN(pv_few)(const char *v, int64_t stride, int n, const float *p, int
                        const char *ahead) {
     for (int j = 0; j < n; j += SUB_TILE) {
         int some = n - j < SUB_TILE ? n - j : SUB_TILE;
-        if (ahead) prefetch_bytes(ahead + j * stride, some * stride);
+        const char *next = ahead ? ahead + j * stride : NULL;
         int chunk = 0;
         for (; chunk + PV_CHUNKS <= chunks; chunk += PV_CHUNKS) {
-            if (bf16) pv_block(v + j * stride, stride, some, p + j, chunk, chunks, rows, PV_CHUNKS, 1, o);
-            else pv_block(v + j * stride, stride, some, p + j, chunk, chunks, rows, PV_CHUNKS, 0, o);
+            if (bf16) pv_block(v + j * stride, stride, some, p + j, chunk, chunks, rows, PV_CHUNKS, 1, o, next);
+            else pv_block(v + j * stride, stride, some, p + j, chunk, chunks, rows, PV_CHUNKS, 0, o, next);
         }
         for (; chunk < chunks; chunk++) {
-            if (bf16) pv_block(v + j * stride, stride, some, p + j, chunk, chunks, rows, 1, 1, o);
-            else pv_block(v + j * stride, stride, some, p + j, chunk, chunks, rows, 1, 0, o);
+            if (bf16) pv_block(v + j * stride, stride, some, p + j, chunk, chunks, rows, 1, 1, o, next);
+            else pv_block(v + j * stride, stride, some, p + j, chunk, chunks, rows, 1, 0, o, next);
         }
     }
 }
@@ -300,15 +316,20 @@ static void FN(importance_few)(const herald_attend *args, const float *m, const 
     }
 }
 
+/* Indices ascend, so neighbours share a tile: its factors are found once. */
 static void FN(weights_few)(const herald_attend *args, const float *m, const int32_t *indices, int count, float *out,
                             int stride) {
-    for (int row = 0; row < args->rows; row++)
+    for (int row = 0; row < args->rows; row++) {
+        int64_t last = -1;
+        float factor = 0.0f;
         for (int i = 0; i < count; i++) {
             int64_t tile = indices[i] / HERALD_TILE;
             const float *p = (const float *)(args->p + (size_t)tile * FN(p_tile_few)(args->rows));
-            float factor = tile_weight(args->p_max[tile * args->rows + row], m[row], 1.0f);
+            if (tile != last) factor = tile_weight(args->p_max[tile * args->rows + row], m[row], 1.0f);
+            last = tile;
             out[row * stride + i] = p[row * HERALD_TILE + indices[i] % HERALD_TILE] * factor;
         }
+    }
 }
 
 static void FN(accumulate)(const char *v, int dtype, int head_dim, int count, const float *weight, int rows, float *o,
@@ -327,7 +348,7 @@ static void FN(accumulate)(const char *v, int dtype, int head_dim, int count, co
 /* c[i][lane] = scale[lane] * c[i][lane] + sum over t of a(t, i) * b[t][lane], a(t, i) = a[t * at + i * ai]. */
 INLINE void gemm_block(const float *a, int64_t at, int64_t ai, int items, const float *b, int64_t bt, int steps,
                        float *c, int64_t ci, int lanes, const float *scale) {
-    vf acc[GEMM_ITEMS * GEMM_LANES];
+    vf acc[16]; /* items x lanes <= 16 */
 #pragma GCC unroll 8
     for (int i = 0; i < items; i++)
 #pragma GCC unroll 4
@@ -351,18 +372,23 @@ INLINE void gemm_block(const float *a, int64_t at, int64_t ai, int items, const 
         for (int x = 0; x < lanes; x++) vf_store(c + i * ci + x * W, acc[i * lanes + x]);
 }
 
-/* All items (a multiple of GEMM_ITEMS: keys of a tile, or head_dim) x `lanes` query rows (a multiple of W). */
+/* All items (a multiple of 8: keys of a tile, or head_dim) x `lanes` query rows (a multiple of W). Narrow blocks take more
+ * items, so that eight and more independent sums hide the latency. */
+#define GEMM_PASS(LANES, ITEMS) \
+    for (; lane + (LANES) * W <= lanes; lane += (LANES) * W) \
+        for (int i = 0; i < items; i += (ITEMS)) \
+            gemm_block(a + i * ai, at, ai, ITEMS, b + lane, lanes, steps, c + (int64_t)i * lanes + lane, lanes, LANES, \
+                       scale ? scale + lane : NULL);
 static void FN(gemm)(const float *a, int64_t at, int64_t ai, int items, const float *b, int lanes, int steps, float *c,
                      const float *scale) {
     int lane = 0;
-    for (; lane + GEMM_LANES * W <= lanes; lane += GEMM_LANES * W)
-        for (int i = 0; i < items; i += GEMM_ITEMS)
-            gemm_block(a + i * ai, at, ai, GEMM_ITEMS, b + lane, lanes, steps, c + (int64_t)i * lanes + lane, lanes,
-                       GEMM_LANES, scale ? scale + lane : NULL);
-    for (; lane < lanes; lane += W)
-        for (int i = 0; i < items; i += GEMM_ITEMS)
-            gemm_block(a + i * ai, at, ai, GEMM_ITEMS, b + lane, lanes, steps, c + (int64_t)i * lanes + lane, lanes, 1,
-                       scale ? scale + lane : NULL);
+#if GEMM_LANES >= 4
+    GEMM_PASS(4, 4)
+#endif
+#if GEMM_LANES >= 2
+    GEMM_PASS(2, GEMM_LANES >= 4 ? 8 : 4)
+#endif
+    GEMM_PASS(1, 8)
 }
 
 static size_t FN(p_tile_many)(int rows) { return sizeof(float) * HERALD_TILE * herald_round_up((size_t)rows, W); }
@@ -401,7 +427,7 @@ static void FN(attend_many)(const herald_attend *args) {
     int64_t tile_half = (int64_t)HERALD_TILE * dim * herald_element_bytes(args->dtype);
     for (int64_t first = 0, tile = 0; first < args->num_keys; first += HERALD_TILE, tile++) {
         int n = (int)(args->num_keys - first < HERALD_TILE ? args->num_keys - first : HERALD_TILE);
-        int items = (int)herald_round_up((size_t)n, GEMM_ITEMS);
+        int items = (int)herald_round_up((size_t)n, 8);
         const char *k = args->stream.k + tile * args->stream.tile_bytes;
         const char *v = args->stream.v + tile * args->stream.tile_bytes;
         float *p = (float *)(args->p + (args->keep_p ? (size_t)tile * FN(p_tile_many)(rows) : 0));
@@ -455,12 +481,16 @@ static void FN(importance_many)(const herald_attend *args, const float *m, const
 static void FN(weights_many)(const herald_attend *args, const float *m, const int32_t *indices, int count, float *out,
                              int stride) {
     int lanes = (int)herald_round_up((size_t)args->rows, W);
+    int64_t last = -1;
+    float factor[1024];
     for (int i = 0; i < count; i++) {
         int64_t tile = indices[i] / HERALD_TILE;
         const float *p = (const float *)(args->p + (size_t)tile * FN(p_tile_many)(args->rows)) +
                          indices[i] % HERALD_TILE * lanes;
-        for (int row = 0; row < args->rows; row++)
-            out[row * stride + i] = p[row] * tile_weight(args->p_max[tile * lanes + row], m[row], 1.0f);
+        for (int row = 0; tile != last && row < args->rows; row++)
+            factor[row] = tile_weight(args->p_max[tile * lanes + row], m[row], 1.0f);
+        last = tile;
+        for (int row = 0; row < args->rows; row++) out[row * stride + i] = p[row] * factor[row];
     }
 }
 

@@ -4,7 +4,9 @@
 #include <string.h>
 
 #define PIECE 256 /* rows of one task */
+#ifndef AHEAD
 #define AHEAD 16
+#endif
 
 typedef struct {
     const herald_gather_args *args;

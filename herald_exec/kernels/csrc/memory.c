@@ -90,7 +90,7 @@ typedef struct {
 static void peak_task(void *context, int64_t task) {
     (void)task;
     peak_job *job = context;
-    atomic_fetch_add(&job->flops, job->tier->peak[job->which](2000));
+    atomic_fetch_add(&job->flops, job->tier->peak[job->which](20000));
 }
 double herald_peak_flops(const herald_tier *tier, int which, int threads) {
     if (which < 0 || which >= HERALD_PEAKS || !tier->peak[which]) return 0;

@@ -43,7 +43,7 @@ typedef struct {
 
 static int64_t tiles_of(int64_t tokens) { return (tokens + HERALD_TILE - 1) / HERALD_TILE; }
 /* Many rows make a chunk's output large (rows x head_dim): longer chunks then, still a matter of the shape alone. */
-static int64_t chunk_tokens(int rows) { return rows < 64 ? 2048 : 8192; }
+static int64_t chunk_tokens(int rows) { return rows < 16 ? 2048 : 8192; }
 
 static size_t lay_out(const job *job, const unit *unit, char *memory, unit_memory *out) {
     size_t at = 0, tiles = (size_t)tiles_of(unit->length), rows = (size_t)job->rows, parts = (size_t)unit->parts;
@@ -185,6 +185,10 @@ static void output_from_selected(const job *job, const unit *unit, const unit_me
             l[row] += memory->l[part * rows + row] * exp2f(memory->m[part * rows + row] - m[row]);
     for (int64_t first = 0; first < count; first += HERALD_TILE) {
         int some = (int)(count - first < HERALD_TILE ? count - first : HERALD_TILE);
+        for (int64_t i = first + HERALD_TILE; i < first + 2 * HERALD_TILE && i < count; i++) /* the next tile of them */
+            for (int64_t b = 0; b < bytes; b += 64)
+                __builtin_prefetch(stream.v + indices[i] / HERALD_TILE * stream.tile_bytes +
+                                   indices[i] % HERALD_TILE * bytes + b);
         for (int i = 0; i < some; i++) {
             int32_t at = indices[first + i];
             args->tier->copy_row(values + i * bytes,

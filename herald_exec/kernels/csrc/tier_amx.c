@@ -37,25 +37,17 @@ static void FN(configure)(void) {
     _tile_loadconfig(&config);
 }
 
-INLINE uint16_t to_bf16(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0;
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
 /* Q^T tiles [group of 16 rows][32 d]: row = pair of d, column = query row. */
-static void FN(pack_queries)(const herald_attend *args, int groups, uint16_t *to) {
-    int dim = args->head_dim;
-    for (int group = 0; group < groups; group++)
-        for (int column = 0; column < 16; column++) {
-            int row = group * 16 + column;
-            uint16_t *tile = to + group * (dim / 32) * 512 + 2 * column;
-            for (int c = 0; c < dim; c += 2) {
-                uint16_t *at = tile + c / 32 * 512 + c % 32 / 2 * 32;
-                at[0] = row < args->rows ? to_bf16(args->q[row * dim + c]) : 0;
-                at[1] = row < args->rows ? to_bf16(args->q[row * dim + c + 1]) : 0;
-            }
+static void FN(pack_queries)(const herald_attend *args, int groups, char *to) {
+    int dim = args->head_dim, blocks = dim / 32;
+    memset(to, 0, (size_t)groups * (size_t)blocks * TILE_BYTES);
+    for (int row = 0; row < args->rows; row++)
+        for (int block = 0; block < blocks; block++) {
+            const float *from = args->q + row * dim + block * 32;
+            uint32_t pairs[16];
+            _mm512_storeu_si512(pairs, herald_pack_bf16(vf_load(from), vf_load(from + 16)));
+            char *column = to + (row / 16 * blocks + block) * TILE_BYTES + row % 16 * 4;
+            for (int pair = 0; pair < 16; pair++) memcpy(column + pair * 64, pairs + pair, 4);
         }
 }
 
@@ -86,38 +78,53 @@ INLINE void transpose(const __m512i *from, char *to) {
     }
 }
 
-/* Scores of one step that still wait for their exponentials: `groups` x [32 keys][16 rows]. */
+/* Scores of one step that still wait for their exponentials: `groups` x [32 keys][16 rows], done in halves of 16 keys. */
 typedef struct {
     const float *scores;
     int groups, keys; /* keys < 32 in a tail: the others weigh nothing */
-    int next;         /* pair of keys to do, 16 a group */
+    int next;         /* half to do, two a group */
     float *l, *top;   /* of the first group */
     char *p;          /* its tile; the next group's follows */
     __m512i pairs[16];
 } pending;
 
-INLINE void exponentials(pending *step, int count) {
-    for (int end = step->next + count; step->next < end && step->next < 16 * step->groups; step->next++) {
-        int group = step->next / 16, pair = step->next % 16;
-        const float *s = step->scores + group * 512 + pair * 32;
-        float *l = step->l + group * 16, *top = step->top + group * 16;
-        vf even = vf_load(s), odd = vf_load(s + 16);
+/* Eight pairs of keys x 16 rows, all in registers: p of two keys side by side, sums and maxima down the keys. */
+INLINE void half_group(const float *s, int keys, int masked, float *l, float *top, __m512i *pairs) {
+    vf sum = vf_load(l), highest = vf_load(top), highest_odd = highest;
+#pragma GCC unroll 8
+    for (int pair = 0; pair < 8; pair++) {
+        vf even = vf_load(s + pair * 32), odd = vf_load(s + pair * 32 + 16);
         vf p = exp2_scaled(even), q = exp2_scaled(odd);
-        if (2 * pair + 1 >= step->keys) { /* masked after the fact: rows behind the last key hold anything */
-            q = odd = vf_set1(0.0f);
-            if (2 * pair >= step->keys) p = even = vf_set1(0.0f);
+        if (masked) { /* after the fact: rows behind the last key hold anything */
+            if (2 * pair + 1 >= keys) q = odd = vf_set1(0.0f);
+            if (2 * pair >= keys) p = even = vf_set1(0.0f);
         }
-        vf_store(top, vf_max(even, vf_max(odd, vf_load(top))));
-        vf_store(l, vf_add(vf_load(l), vf_add(p, q)));
-        step->pairs[pair] = _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(_mm512_castps_si512(p), 16),
-                                                    _mm512_castps_si512(q));
-        if (pair == 15) transpose(step->pairs, step->p + group * TILE_BYTES);
+        highest = vf_max(even, highest);
+        highest_odd = vf_max(odd, highest_odd);
+        sum = vf_add(sum, vf_add(p, q));
+        pairs[pair] = _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(_mm512_castps_si512(p), 16),
+                                              _mm512_castps_si512(q));
+    }
+    vf_store(l, sum);
+    vf_store(top, vf_max(highest, highest_odd));
+}
+
+static __attribute__((noinline)) void FN(exponentials)(pending *step, int halves) {
+    for (; halves > 0 && step->next < 2 * step->groups; halves--, step->next++) {
+        int group = step->next / 2, half = step->next % 2, keys = step->keys - 16 * half;
+        const float *s = step->scores + group * 512 + half * 256;
+        float *l = step->l + group * 16, *top = step->top + group * 16;
+        if (keys >= 16) half_group(s, 16, 0, l, top, step->pairs + 8 * half);
+        else half_group(s, keys, 1, l, top, step->pairs + 8 * half);
+        if (half) transpose(step->pairs, step->p + group * TILE_BYTES);
     }
 }
 
-/* Score tiles of 32 keys x 16 or 32 rows; the waiting step's exponentials fill the gaps between products. */
+/* Score tiles of 32 keys x 16 or 32 rows. After the products of each 32 elements of head_dim come some of the waiting
+ * step's exponentials, which run while the matrix unit is busy; `lines` cache lines are prefetched between the products. */
 INLINE void score_tiles(const char *k, int64_t stride, const char *q, int blocks, const float *start, int two,
-                        float *scores, pending *waiting, int share) {
+                        float *scores, pending *waiting, const char *ahead, int64_t bytes) {
+    int halves = 2 * waiting->groups;
     MEMORY_BARRIER();
     _tile_loadd(0, start, 0);
     _tile_loadd(1, start, 0);
@@ -125,21 +132,20 @@ INLINE void score_tiles(const char *k, int64_t stride, const char *q, int blocks
         _tile_loadd(2, start + 16, 0);
         _tile_loadd(3, start + 16, 0);
     }
-    for (int block = 0; block < blocks; block++) {
+    for (int block = 0; block < blocks; block++, ahead += 2 * bytes) {
         _tile_loadd(4, k + block * 64, (size_t)stride);
         _tile_loadd(6, q + block * TILE_BYTES, 64);
         _tile_dpbf16ps(0, 4, 6);
-        exponentials(waiting, share);
+        prefetch_bytes(ahead, bytes);
         _tile_loadd(5, k + 16 * stride + block * 64, (size_t)stride);
         _tile_dpbf16ps(1, 5, 6);
-        exponentials(waiting, share);
         if (two) {
             _tile_loadd(7, q + (blocks + block) * TILE_BYTES, 64);
             _tile_dpbf16ps(2, 4, 7);
-            exponentials(waiting, share);
             _tile_dpbf16ps(3, 5, 7);
-            exponentials(waiting, share);
         }
+        FN(exponentials)(waiting, halves * (block + 1) / blocks - halves * block / blocks);
+        prefetch_bytes(ahead + bytes, bytes);
     }
     _tile_stored(0, scores, 64);
     _tile_stored(1, scores + 256, 64);
@@ -178,7 +184,7 @@ static void FN(first_reference)(const state *s, int keys) {
     for (int group = 0; group < s->groups; group++) {
         pending none = {.groups = 0};
         score_tiles(k, s->row_bytes, s->q + group * s->blocks * TILE_BYTES, s->blocks, s->start + group * 16, 0,
-                    s->scores, &none, 0);
+                    s->scores, &none, k, 0);
         vf top = vf_set1(HERALD_SCORE_MIN);
         for (int key = 0; key < keys; key++) top = vf_max(vf_load(s->scores + key * 16), top);
         vf_store(s->reference + group * 16, top);
@@ -187,27 +193,30 @@ static void FN(first_reference)(const state *s, int keys) {
 
 static void FN(scores_of_block)(const state *s, int64_t first, int keys, char *p) {
     int pairs = (s->groups + 1) / 2, buffer = 0;
-    int products = s->blocks * (s->groups > 1 ? 4 : 2), share = (16 * (s->groups > 1 ? 2 : 1) + products - 1) / products;
     pending waiting = {.groups = 0};
-    int64_t lines = s->ahead ? (STEP * s->row_bytes / pairs + 63) / 64 * 64 : 0;
+    /* the next block's K is asked for evenly over all products of this one */
+    int64_t bytes = s->ahead ? (STEP * s->row_bytes / (pairs * s->blocks * 2) + 63) / 64 * 64 : 0;
     for (int key = 0; key < keys; key += STEP) {
         int some = keys - key < STEP ? keys - key : STEP;
         const char *k = FN(k_step)(s, first + key, some);
-        for (int group = 0; group < s->groups; group += 2, buffer ^= 1) {
+        const char *ahead = FN(rows_at)(s, s->args->stream.k, first + key) + s->ahead;
+        for (int group = 0; group < s->groups; group += 2, buffer ^= 1, ahead += 2 * bytes * s->blocks) {
             int two = group + 1 < s->groups;
-            float *scores = s->scores + buffer * 1024;
+            float *scores = s->scores + buffer * 1024, *start = s->start + group * 16;
             const char *q = s->q + group * s->blocks * TILE_BYTES;
-            if (lines)
-                prefetch_bytes(FN(rows_at)(s, s->args->stream.k, first + key) + s->ahead + group / 2 * lines, lines);
-            if (two) score_tiles(k, s->row_bytes, q, s->blocks, s->start + group * 16, 1, scores, &waiting, share);
-            else score_tiles(k, s->row_bytes, q, s->blocks, s->start + group * 16, 0, scores, &waiting, share);
-            exponentials(&waiting, 32);
-            waiting = (pending){.scores = scores, .groups = 1 + two, .keys = some, .l = s->l + group * 16,
-                                .top = s->top + group * 16,
-                                .p = p + (size_t)key / STEP * (size_t)s->groups * TILE_BYTES + group * TILE_BYTES};
+            if (two) score_tiles(k, s->row_bytes, q, s->blocks, start, 1, scores, &waiting, ahead, bytes);
+            else score_tiles(k, s->row_bytes, q, s->blocks, start, 0, scores, &waiting, ahead, bytes);
+            FN(exponentials)(&waiting, 4);
+            waiting.scores = scores;
+            waiting.groups = 1 + two;
+            waiting.keys = some;
+            waiting.next = 0;
+            waiting.l = s->l + group * 16;
+            waiting.top = s->top + group * 16;
+            waiting.p = p + ((size_t)key / STEP * (size_t)s->groups + (size_t)group) * TILE_BYTES;
         }
     }
-    exponentials(&waiting, 32);
+    FN(exponentials)(&waiting, 4);
 }
 
 /* Raise references that a score left behind; returns whether the block must be done again. */
@@ -238,7 +247,7 @@ static void FN(interleave)(const state *s, int64_t first, int keys) {
     for (int key = 0; key < (keys + STEP - 1) / STEP * STEP; key += 2) {
         const char *v = FN(rows_at)(s, s->args->stream.v, first + key);
         char *to = s->v_pairs + key / 2 * 2 * s->row_bytes;
-        if (s->ahead && key < keys) prefetch_bytes(v + s->ahead, 2 * s->row_bytes);
+        if (s->ahead && key < keys) prefetch_bytes(v + s->ahead, s->row_bytes); /* of two rows the first */
         for (int block = 0; block < s->blocks; block++) {
             __m512i even = key < keys ? _mm512_loadu_si512(v + block * 64) : _mm512_setzero_si512();
             __m512i odd = key + 1 < keys ? _mm512_loadu_si512(v + s->row_bytes + block * 64) : _mm512_setzero_si512();
@@ -249,7 +258,10 @@ static void FN(interleave)(const state *s, int64_t first, int keys) {
 }
 static int FN(column_of)(int tile, int i) { return tile / 2 * 32 + i / 4 * 8 + tile % 2 * 4 + i % 4; }
 
-INLINE void output_tiles(const state *s, const char *p, int steps, int group, int tile, int two) {
+/* Output tiles of 16 or 32 query rows x 32 d over a block; in passing, odd rows [row, row + rows) of each 16 pairs of the
+ * next block's V are asked for (interleave() asked for the even ones). */
+INLINE void output_tiles(const state *s, const char *p, int64_t first, int steps, int group, int tile, int two, int row,
+                         int rows) {
     float *o = s->o + (group * 2 * s->blocks + tile) * 256, *next = o + 2 * s->blocks * 256;
     size_t stride = (size_t)(2 * s->row_bytes);
     _tile_loadd(0, o, 64);
@@ -271,6 +283,9 @@ INLINE void output_tiles(const state *s, const char *p, int steps, int group, in
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
+        for (int each = row; s->ahead && each < row + rows && each < 16; each++)
+            prefetch_bytes(FN(rows_at)(s, s->args->stream.v, first + step * STEP + 2 * each + 1) + s->ahead,
+                           s->row_bytes);
     }
     _tile_stored(0, o, 64);
     _tile_stored(1, o + 256, 64);
@@ -283,11 +298,12 @@ INLINE void output_tiles(const state *s, const char *p, int steps, int group, in
 static void FN(output_of_block)(const state *s, int64_t first, int keys, const char *p) {
     FN(interleave)(s, first, keys);
     MEMORY_BARRIER();
-    int steps = (keys + STEP - 1) / STEP;
+    int steps = (keys + STEP - 1) / STEP, row = 0;
+    int passes = (s->groups + 1) / 2 * s->blocks, rows = (16 + passes - 1) / passes;
     for (int group = 0; group < s->groups; group += 2)
-        for (int tile = 0; tile < 2 * s->blocks; tile += 2) {
-            if (group + 1 < s->groups) output_tiles(s, p, steps, group, tile, 1);
-            else output_tiles(s, p, steps, group, tile, 0);
+        for (int tile = 0; tile < 2 * s->blocks; tile += 2, row += rows) {
+            if (group + 1 < s->groups) output_tiles(s, p, first, steps, group, tile, 1, row, rows);
+            else output_tiles(s, p, first, steps, group, tile, 0, row, rows);
         }
     MEMORY_BARRIER();
 }
@@ -318,7 +334,7 @@ static void FN(attend_amx)(const herald_attend *args) {
     s.l = (float *)FN(take)(&scratch, lanes * 4);
     s.before = (float *)FN(take)(&scratch, lanes * 4);
     s.top = (float *)FN(take)(&scratch, lanes * 4);
-    FN(pack_queries)(args, groups, (uint16_t *)s.q);
+    FN(pack_queries)(args, groups, s.q);
     memset(s.o, 0, lanes * (size_t)dim * 4);
     memset(s.before, 0, lanes * 4);
     FN(configure)();
@@ -391,15 +407,21 @@ static void FN(importance_amx)(const herald_attend *args, const float *m, const 
 static void FN(weights_amx)(const herald_attend *args, const float *m, const int32_t *indices, int count, float *out,
                             int stride) {
     int lanes = (int)FN(p_max_amx)(args->rows);
-    for (int row = 0; row < args->rows; row++)
-        for (int i = 0; i < count; i++) {
-            int64_t at = indices[i] / STEP * (int64_t)lanes * 32 + row / 16 * 512 + row % 16 * 32 + indices[i] % STEP;
-            float top = args->p_max[indices[i] / HERALD_TILE * lanes + row];
-            uint32_t bits = (uint32_t)((const uint16_t *)args->p)[at] << 16;
-            float p;
-            memcpy(&p, &bits, 4);
-            out[row * stride + i] = p * tile_weight(top, m[row], 1.0f);
+    int64_t last = -1;
+    float factor[1024];
+    for (int i = 0; i < count; i++) {
+        int64_t tile = indices[i] / HERALD_TILE;
+        const uint16_t *p = (const uint16_t *)args->p + indices[i] / STEP * (int64_t)lanes * STEP + indices[i] % STEP;
+        for (int row = 0; tile != last && row < args->rows; row++)
+            factor[row] = tile_weight(args->p_max[tile * lanes + row], m[row], 1.0f);
+        last = tile;
+        for (int row = 0; row < args->rows; row++) {
+            uint32_t bits = (uint32_t)p[row * STEP] << 16;
+            float value;
+            memcpy(&value, &bits, 4);
+            out[row * stride + i] = value * factor[row];
         }
+    }
 }
 
 static int64_t FN(peak_amx)(int64_t rounds) {

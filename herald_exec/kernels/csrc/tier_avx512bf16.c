@@ -1,9 +1,8 @@
 /* AVX-512 with bf16 dot products (Zen 4, Cooper Lake and later).
  *
  * `vdpbf16ps` multiplies pairs of bf16: on Zen 4 it issues as often as FP32 FMA and does twice the work; on Intel it takes
- * four times as long. So this tier measures itself once (`bf16_dot_pays`) and takes the FP32 kernels where those are faster.
- * Queries are split into a high and a low bf16 part, which keeps scores at fp32 accuracy: importance and index sets stay
- * in the fp32 class. In PV, P is rounded to bf16 (pv = "bf16" or "auto"), as rows of V are taken in pairs.
+ * four times as long. So with pv = "auto" this tier measures itself once (`dot_pays`) and takes the FP32 kernel where that
+ * is faster; pv = "bf16" and "f32" decide by hand. Scores, importance and index sets are FP32 either way.
  */
 #define TIER avx512bf16
 #include "bf16_dot.h"

@@ -1,7 +1,7 @@
 /* Exact top-k of one importance row: ascending positions, equal values keep the lower position, NaN ranks last.
  *
- * Short rows: radix select (11 + 11 + 10 bits of the order-preserving key). Long rows: 1,024 strided samples give a
- * threshold that some 1.5 k + 400 values reach; one vector pass compresses those out, radix select works on the few that
+ * Short rows: radix select (11 + 11 + 10 bits of the order-preserving key). Long rows: 512 or 1,024 strided samples give
+ * a threshold that somewhat more than k values reach, most likely; one vector pass compresses those out, radix select works on the few that
  * are left. If the sample misled (fewer than k reach it), the full radix runs: the same result, only slower.
  */
 #include "herald.h"
@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define SAMPLES 1024
-#define SAMPLE_FROM 8192
+#define SAMPLE_FROM 2048 /* below it the full radix is as fast */
 
 size_t herald_topk_scratch_bytes(int64_t length) {
     return (size_t)(length + 64) * 2 * sizeof(uint32_t) + (2048 + SAMPLES + 64) * sizeof(uint32_t);
@@ -67,22 +67,18 @@ static int64_t emit(const uint32_t *keys, const int32_t *positions, int64_t n, u
     return count;
 }
 
-static int descending(const void *a, const void *b) {
-    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-    return (x < y) - (x > y);
-}
-
 /* A key that a few more than k of the values reach, most likely. */
-static uint32_t sampled_threshold(const float *values, int64_t length, int64_t k, uint32_t *sample) {
-    int64_t step = length / SAMPLES;
-    for (int64_t i = 0; i < SAMPLES; i++) sample[i] = key_at(values, i * step);
-    int64_t expected = k * SAMPLES / length;
+static uint32_t sampled_threshold(const float *values, int64_t length, int64_t k, uint32_t *sample,
+                                  uint32_t *histogram) {
+    int64_t count = length < 16 * SAMPLES ? SAMPLES / 2 : SAMPLES, step = length / count;
+    for (int64_t i = 0; i < count; i++) sample[i] = key_at(values, i * step);
+    int64_t expected = k * count / length;
     int64_t margin = 8, root = 1;
     while (root * root < expected) root++;
     margin += 4 * root; /* four standard deviations: about one row in 30,000 falls back */
-    if (expected + margin >= SAMPLES) return 0;
-    qsort(sample, SAMPLES, sizeof *sample, descending);
-    return sample[expected + margin];
+    if (expected + margin >= count) return 0;
+    int64_t above;
+    return kth_key(sample, count, expected + margin + 1, sample, histogram, &above);
 }
 
 int64_t herald_topk(const herald_tier *tier, const float *values, int64_t length, int64_t k, char *scratch,
@@ -97,7 +93,7 @@ int64_t herald_topk(const herald_tier *tier, const float *values, int64_t length
     int32_t *positions = (int32_t *)(keys + length + 32);
     int64_t above;
     if (length > SAMPLE_FROM) {
-        uint32_t threshold = sampled_threshold(values, length, k, sample);
+        uint32_t threshold = sampled_threshold(values, length, k, sample, histogram);
         int64_t kept = threshold ? tier->collect(values, length, threshold, keys, positions) : 0;
         if (kept >= k) {
             uint32_t *rest = keys + kept + 16; /* survivors are kept for the emission when there is room beside them */

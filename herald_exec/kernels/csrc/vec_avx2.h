@@ -10,7 +10,6 @@
 #define PV_CHUNKS 1
 #endif
 #define GEMM_LANES 2
-#define GEMM_ITEMS 4
 typedef __m256 vf;
 
 INLINE vf vf_load(const float *p) { return _mm256_loadu_ps(p); }

@@ -14,7 +14,6 @@
 #define PV_CHUNKS 4
 #endif
 #define GEMM_LANES 4
-#define GEMM_ITEMS 4
 typedef __m512 vf;
 
 INLINE vf vf_load(const float *p) { return _mm512_loadu_ps(p); }

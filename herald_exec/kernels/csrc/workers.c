@@ -72,7 +72,10 @@ static void free_arena(void *value) {
     free(own);
 }
 
+static void set_up(void);
+
 char *herald_thread_scratch(size_t bytes) {
+    pthread_once(&once, set_up);
     arena *own = pthread_getspecific(scratch_key);
     if (!own) {
         own = calloc(1, sizeof *own);
