@@ -80,6 +80,7 @@ def ordered(pipeline: Pipeline) -> Iterator[tuple[str, Stage]]:
 
     yield from of("prefill", template.prefill)
     yield from of("block begins", template.head)
+    yield from of("every step", template.step)
     yield "every step", template.denoise
     for step in sorted(template.after_step):
         yield from of(f"after step {step}", template.after_step[step])

@@ -383,6 +383,16 @@ class Parts:
 
         return Section((Stage("decide", "decide", "main", "gpu", work, rows=Rows.COHORT, decides=True),))
 
+    def decide_step(self) -> Stage:
+        """LM head and acceptance that end a step which goes layer by layer."""
+        forward = self.forward
+
+        def work(shape: LaunchShape, _: int | None) -> Work:
+            head = forward.head(shape.masked_tokens)
+            return once(*head) if head else ()
+
+        return Stage("decide", "decide", "main", "gpu", work, rows=Rows.RUNNING, decides=True)
+
     # Prefill ---------------------------------------------------------------------------------------------------------
 
     def prefill(self, offload: bool, writes: tuple[Access, ...]) -> tuple[Section, ...]:

@@ -227,6 +227,8 @@ class Stage:
         Further writes of a forward that carries a draft group, or a completed block.
     decides
         Whether its end tells which rows still have masked positions.
+    lead
+        Rounds of layers that it runs ahead of its section: 1 issues it for layer l + 1 beside layer l of the others.
     resource
         The lane on which its time is drawn: ``gpu``, ``cpu``, ``h2d``, ``d2h``.
     """
@@ -243,6 +245,7 @@ class Stage:
     drafts: tuple[Access, ...] = ()
     completes: tuple[Access, ...] = ()
     decides: bool = False
+    lead: int = 0
 
 
 class LayerLink(StrEnum):
@@ -303,6 +306,8 @@ class Template:
         Sections issued when rows begin a block, before the first step of ``denoise``.
     denoise
         The denoise step; repeated until no row of the cohort runs.
+    step
+        Sections issued before ``denoise`` in every step: a step that goes layer by layer, whose end ``denoise`` is.
     first_step
         Index of the first repetition (1 where the head itself holds step 0).
     draft_step
@@ -321,6 +326,7 @@ class Template:
     streams: tuple[Stream, ...]
     denoise: Stage
     head: tuple[Section, ...] = ()
+    step: tuple[Section, ...] = ()
     after_step: Mapping[int, tuple[Section, ...]] = field(default_factory=dict)
     tail: tuple[Section, ...] = ()
     prefill: tuple[Section, ...] = ()
@@ -332,6 +338,7 @@ class Template:
     def stages(self) -> tuple[Stage, ...]:
         """Every stage once, in the order of issue."""
         sections = [*self.prefill, *self.head]
+        sections += self.step
         found = [stage for section in sections for stage in section.stages]
         found.append(self.denoise)
         for step in sorted(self.after_step):

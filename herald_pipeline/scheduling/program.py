@@ -5,15 +5,15 @@ in ``after`` have ended, and answer a launch that ``decides`` with which rows st
 batch policy means is in here, so simulated and real runs cannot differ in it.
 """
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.scheduling.admission import Admission, Request
-from herald_pipeline.scheduling.rows import Cohort, Row, begin_block
-from herald_pipeline.scheduling.wiring import Wiring, far_sources
-from herald_pipeline.stages import LaunchShape, RowGroup, Rows, Section, Stage, launch_shape
+from herald_pipeline.scheduling.rows import Cohort, Row, Taken, begin_block
+from herald_pipeline.scheduling.wiring import Wiring
+from herald_pipeline.stages import Edge, LaunchShape, RowGroup, Rows, Section, Stage, launch_shape
 
 
 class BatchPolicy(StrEnum):
@@ -122,8 +122,7 @@ class Program:
                 now_ns = max(now_ns, arrival)
                 yield Idle(arrival)
                 continue
-            feedback = yield self._step(cohorts)
-            assert feedback is not None, "a deciding launch needs its answer"
+            feedback = yield from self._step(cohorts)
             now_ns = max(now_ns, feedback.now_ns)
             for cohort in cohorts:
                 done = cohort.completing
@@ -169,25 +168,27 @@ class Program:
                 going_on.append(slot)
         return going_on
 
-    def _step(self, cohorts: Sequence[Cohort]) -> Launch:
+    def _step(self, cohorts: Sequence[Cohort]) -> Generator[Launch | Idle, Feedback | None, Feedback]:
         """One denoise step of all running rows."""
-        draft_step, edges = self._template.draft_step, self._wiring.step_edges
-        stage = self._template.denoise
+        draft_step, stage = self._template.draft_step, self._template.denoise
         first = cohorts[0]
         if len(cohorts) == 1:
             groups, shape = first.step_groups(first.step == draft_step)
         else:
             groups = tuple(g for c in cohorts for g in c.step_groups(c.step == draft_step)[0])
             shape = launch_shape(groups, self._block_length)
+        for section in self._template.step:
+            yield from self._section(section, cohorts, {Rows.RUNNING: (groups, shape)})
         number = self._next_id
         self._next_id = number + 1
-        after: set[int] = set()
+        after: tuple[int, ...] = ()
+        if self._wiring.step_edges:
+            after = tuple(sorted(self._far(self._wiring.step_edges, stage, cohorts)))
         for cohort in cohorts:
-            if edges:
-                binding = [e for e in edges if not (e.first_only and stage.name in cohort.issued)]
-                after |= far_sources(binding, cohort.issued, cohort.previous)
             cohort.issued[stage.name] = number
-        return Launch(number, stage, None, groups, shape, tuple(sorted(after)), first.block, first.step)
+        feedback = yield Launch(number, stage, None, groups, shape, after, first.block, first.step)
+        assert feedback is not None, "a deciding launch needs its answer"
+        return feedback
 
     def _sections(
         self,
@@ -198,7 +199,6 @@ class Program:
     ) -> Issued:
         """Issue ``sections`` for the rows ``slots`` of ``cohort``; returns the answer of a deciding launch."""
         answer = None
-        wiring = self._wiring
         taken = {Rows.COHORT: cohort.section_groups(slots), Rows.RUNNING: cohort.section_groups(slots)}
         following = cohort.next_slots
         if stopped or len(following) < len(cohort.slots):
@@ -207,28 +207,48 @@ class Program:
             onward = slots
         if onward:
             taken[Rows.NEXT] = cohort.section_groups(onward)
-        rows = frozenset(taken)
-        block, step = cohort.block, cohort.step
         for section in sections:
-            plan = wiring.plan(section, rows)
-            first = self._next_id
-            self._next_id = first + len(plan.launches)
-            known = dict(cohort.issued)
-            for name, position in plan.last:
-                cohort.issued[name] = first + position
-            number = first
-            for planned in plan.launches:
-                after = tuple([first + position for position in planned.near])
-                if planned.far or planned.ring:
-                    sources = far_sources(planned.far, known, cohort.previous)
-                    recent = (wiring.recent(name, ago) for name, ago in planned.ring)
-                    sources.update(after, (source for source in recent if source is not None))
-                    after = tuple(sorted(sources))
-                stage = planned.stage
-                groups, shape = taken[stage.rows]
-                feedback = yield Launch(number, stage, planned.layer, groups, shape, after, block, step)
-                number += 1
-                if stage.decides:
-                    answer = feedback
-            wiring.remember(plan, first)
+            found = yield from self._section(section, (cohort,), taken)
+            answer = found or answer
         return answer
+
+    def _section(self, section: Section, cohorts: Sequence[Cohort], taken: Mapping[Rows, Taken]) -> Issued:
+        """Issue one section for the rows of each kind that ``taken`` holds."""
+        wiring, answer = self._wiring, None
+        plan = wiring.plan(section, frozenset(taken))
+        first = number = self._next_id
+        self._next_id = first + len(plan.launches)
+        block, step = cohorts[0].block, cohorts[0].step
+        # Edges that leave the section are looked up before its own launches are noted.
+        far = {p: self._far(planned.far, planned.stage, cohorts) for p, planned in plan.far}
+        for cohort in cohorts:
+            cohort.issued.update({name: first + position for name, position in plan.last})
+        for position, planned in enumerate(plan.launches):
+            after = tuple([first + earlier for earlier in planned.near])
+            if position in far or planned.ring:
+                sources = far.get(position, set())
+                recent = (wiring.recent(name, ago) for name, ago in planned.ring)
+                sources.update(after, (source for source in recent if source is not None))
+                after = tuple(sorted(sources))
+            stage = planned.stage
+            groups, shape = taken[stage.rows]
+            feedback = yield Launch(number, stage, planned.layer, groups, shape, after, block, step)
+            number += 1
+            if stage.decides:
+                answer = feedback
+        wiring.remember(plan, first)
+        return answer
+
+    def _far(self, edges: Sequence[Edge], stage: Stage, cohorts: Sequence[Cohort]) -> set[int]:
+        """Launch numbers that edges from outside the section mean."""
+        found: set[int] = set()
+        for cohort in cohorts:
+            begun = stage.name in cohort.issued
+            for edge in edges:
+                if edge.first_only and begun:
+                    continue
+                for issued in cohort.previous if edge.block_offset else (cohort.issued,):
+                    number = issued.get(edge.before)
+                    if number is not None:
+                        found.add(number)
+        return found

@@ -5,7 +5,6 @@ issued. A section's **plan** is its launches in order with both kinds of waits.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from herald_pipeline.stages import Edge, LayerLink, Rows, Section, Stage, Template
@@ -29,6 +28,8 @@ class Plan:
 
     launches: tuple[Planned, ...]
     last: tuple[tuple[str, int], ...]
+    far: tuple[tuple[int, Planned], ...]
+    """Launches with edges to look up, by their positions."""
 
 
 class Wiring:
@@ -52,9 +53,9 @@ class Wiring:
 
     def _compile(self, section: Section, taking: frozenset[Rows]) -> Plan:
         stages = [stage for stage in section.stages if stage.rows in taking]
-        layers = sorted({layer for stage in stages for layer in stage.layers})
+        rounds = sorted({layer - stage.lead for stage in stages for layer in stage.layers})
         order: list[tuple[Stage, int | None]] = []
-        order += [(stage, layer) for layer in layers for stage in stages if layer in stage.layers]
+        order += [(stage, at + stage.lead) for at in rounds for stage in stages if at + stage.lead in stage.layers]
         order += [(stage, None) for stage in stages if not stage.layers]
         positions: dict[str, list[int]] = {stage.name: [] for stage in stages}
         at: dict[tuple[str, int | None], int] = {}
@@ -63,7 +64,8 @@ class Wiring:
             planned.append(self._wire(stage, layer, positions, at))
             positions[stage.name].append(position)
             at[stage.name, layer] = position
-        return Plan(tuple(planned), tuple((name, found[-1]) for name, found in positions.items() if found))
+        last = tuple((name, found[-1]) for name, found in positions.items() if found)
+        return Plan(tuple(planned), last, tuple((p, each) for p, each in enumerate(planned) if each.far))
 
     def _wire(
         self,
@@ -107,14 +109,3 @@ class Wiring:
         for position, planned in enumerate(plan.launches):
             if planned.stage.name in self._recent:
                 self._recent[planned.stage.name].append(first + position)
-
-
-def far_sources(edges: Iterable[Edge], issued: dict[str, int], previous: Sequence[dict[str, int]]) -> set[int]:
-    """Launch numbers that ``edges`` mean, from what a cohort and its previous cohorts have issued."""
-    found: set[int] = set()
-    for edge in edges:
-        for source in previous if edge.block_offset else (issued,):
-            number = source.get(edge.before)
-            if number is not None:
-                found.add(number)
-    return found
