@@ -204,3 +204,24 @@ def test_completed_blocks_are_appended_once_each(policy: BatchPolicy) -> None:
         for slot, block in zip(group.slots, group.blocks, strict=True)
     ]
     assert sorted(appended) == [(slot, block) for slot in range(3) for block in range(3)]
+
+
+def test_a_layered_step_issues_all_layers_before_it_decides() -> None:
+    launches, _ = run(build(SMALL, "layer-prefetch"), {0: [2], 1: [2]})
+    decode = [launch for launch in launches if launch.block == 0]
+    step = [(launch.stage.name, launch.layer) for launch in decode][:13]
+    assert step == [(name, layer) for layer in range(6) for name in ("fetch", "step_layer")] + [("decide", None)]
+    assert sum(launch.stage.name == "decide" for launch in decode) == 3
+
+
+def test_a_leading_stage_is_issued_one_layer_ahead() -> None:
+    launches, _ = run(build(SMALL, "step-fetch"), {0: [1], 1: [1]})
+    order = [(launch.stage.name, launch.layer) for launch in launches if launch.block == 0]
+    assert order.index(("proxy", 1)) < order.index(("step_layer", 0)) < order.index(("proxy", 2))
+
+
+def test_only_the_first_fetch_of_a_block_waits_for_the_last_block() -> None:
+    launches, _ = run(build(SMALL, "layer-prefetch"), {0: [2, 2], 1: [2, 2]})
+    appended = next(launch.id for launch in launches if launch.stage.name == "append")
+    waiting = [launch for launch in launches if appended in launch.after]
+    assert [(launch.stage.name, launch.layer, launch.block) for launch in waiting] == [("fetch", 0, 1)]
