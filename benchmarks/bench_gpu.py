@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 import traceback
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -40,10 +41,10 @@ from herald_pipeline.trace import write_chrome
 CELLS = (
     "rates",
     "step:herald:80",
-    "step:dense:32",
+    "step:dense:38",
     "attention:80",
-    "run:dense:32",
-    "run:herald:32",
+    "run:dense:38",
+    "run:dense:80",
     "run:herald:80",
 )
 GB = 1e9
@@ -285,9 +286,26 @@ def run(bench: Bench, method: str, batch: int) -> dict:
     if selects:
         seconds = sum(s.end_ns - s.start_ns for s in selects) / 1e9
         found["select_gb_s"] = sum(s.bytes for s in selects) / GB / seconds
+    steps.sort(key=lambda s: s.start_ns)
+    gaps = [(b.start_ns - a.end_ns) / 1e6 for a, b in pairwise(steps) if a.block == b.block]
+    found["gap_between_steps_ms_median"] = median(gaps) if gaps else None
+    found.update(ceiling(bench, pipeline, batch, found["throughput_tok_s"]))
     if args.trace:
         write_chrome(outcome.trace, args.out / f"trace-{method}-{batch}.json")
     return found
+
+
+def ceiling(bench: Bench, pipeline, batch: int, achieved: float | None) -> dict:
+    """The host's ceiling of a method that scans the full KV once a block: bytes over the DRAM rate of ``rates``."""
+    path = bench.args.out / "rates.json"
+    known = json.loads(path.read_text()).get("result", {}) if path.exists() else {}
+    scans = any(stage.action == "select" for stage in pipeline.template.stages())
+    if not scans or "dram_read_gb_s" not in known or not achieved:
+        return {}
+    shape, block = pipeline.model, pipeline.settings.block_length
+    scanned = batch * bench.args.context * shape.kv_bytes_per_token(pipeline.settings.dram_kv_dtype)
+    limit = batch * block * known["dram_read_gb_s"] * GB / scanned
+    return {"dram_ceiling_tok_s": limit, "achieved_over_dram_ceiling": achieved / limit}
 
 
 def facts(args: argparse.Namespace) -> dict:

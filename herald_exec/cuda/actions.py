@@ -1,6 +1,7 @@
 """Actions as a GPU carries them out: graphs instead of launches, whole batches instead of rows.
 
-Only what is worth it is here; project, select, finish and gather are the same functions as on the CPU.
+Only what is worth it is here; select and gather are the same functions as on the CPU, and so are project and finish
+of passes with more than one query.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from herald_exec.blocks import prefix_length, source
 from herald_exec.cuda.acceptance import Acceptance
 from herald_exec.cuda.forward import LaneForward
 from herald_exec.cuda.lanes import bucket
+from herald_exec.cuda.selection import SelectionPass, has_own_pass
 from herald_exec.denoising import Outcome
 from herald_exec.pools import KV, KVStore
 from herald_exec.prefill import prefill as prefill_rows
@@ -32,6 +34,7 @@ class DeviceActions:
         groups = 1 if session.pipeline.template.draft_step is None else 2
         self.forward = LaneForward(session, bucket(groups * slots), graphs=graphs)
         self.acceptance = Acceptance(session, self.forward.table)
+        self.selection = SelectionPass(session, graphs=graphs) if has_own_pass(session.pipeline) else None
         self._prepared = False
         self._filled = False
         stores = session.pools.stores
@@ -45,6 +48,8 @@ class DeviceActions:
     def table(self) -> dict[str, Action]:
         """Action name -> function."""
         own: dict[str, Action] = {"denoise": self.denoise, "prefill": self.prefill, "offload": self.offload}
+        if self.selection is not None:
+            own.update(project=self.selection.project, finish=self.selection.finish)
         if "gathered" in self.session.pools.stores:
             own["upload"] = self.upload
         if "full" in self.session.pools.hosts:
@@ -209,6 +214,8 @@ class DeviceActions:
     def close(self) -> None:
         """Free graphs and buffers."""
         self.forward.close()
+        if self.selection is not None:
+            self.selection.close()
         self._leaving.clear()
         self._landing = None
 

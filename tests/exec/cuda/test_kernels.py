@@ -1,6 +1,5 @@
 """Each Triton kernel equals the same thing written plainly in float64."""
 
-# ruff: noqa: E402 - what follows imports Triton
 import pytest
 import torch
 
