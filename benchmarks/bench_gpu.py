@@ -310,7 +310,8 @@ def ceiling(bench: Bench, pipeline, batch: int, achieved: float | None) -> dict:
 
 def facts(args: argparse.Namespace) -> dict:
     """Provenance of every cell."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    commit = os.environ.get("BENCH_COMMIT") or (asked.stdout.strip() if asked.returncode == 0 else "unknown")
     return {
         "provenance": "measured",
         "gpu": torch.cuda.get_device_name(),
@@ -319,7 +320,7 @@ def facts(args: argparse.Namespace) -> dict:
         "cpu": platform.processor() or platform.machine(),
         "cpus": os.cpu_count(),
         "kernel_tier": cpu_kernels.active_tier(),
-        "commit": commit or os.environ.get("BENCH_COMMIT", "unknown"),
+        "commit": commit,
         "date": time.strftime("%Y-%m-%d"),
         "model": args.model,
         "weights": "random",
