@@ -46,6 +46,13 @@ class Lanes:
         """Output projection and feed-forward of ``attended [lanes, n, heads, d]``."""
         self.hidden = self.session.model.finish(layer, self.hidden, attended.flatten(0, 1))
 
+    def keep_completed(self, task: Task, layer: int, own: KV) -> None:
+        """Clean KV of the rows that complete their block, for methods whose steps leave nothing in a pool."""
+        completing = [i for i, row in enumerate(self.rows) if row.mode.completes]
+        if completing:
+            rows = [self.rows[i] for i in completing]
+            store_completed(self.session, task, layer, rows, _pick(own, completing), self.positions[completing])
+
 
 class BlockForward(Lanes):
     """Forward of the blocks of ``rows``, with a second group of B tokens (the draft) for rows that carry one.
@@ -160,7 +167,7 @@ def store_block(session: Session, task: Task, layer: int, rows: Sequence[Row], o
     store.write(layer, storage_rows(session, store, rows), starts, blocks, positions[:count])
     completing = [i for i, row in enumerate(rows) if row.mode.completes]
     if completing and store.name != "full":
-        _store_completed(
+        store_completed(
             session, task, layer, [rows[i] for i in completing], _pick(own, completing), positions[completing]
         )
     drafting = [i + count if row.mode is Mode.DRAFT else i for i, row in enumerate(rows) if row.mode.drafts]
@@ -171,7 +178,7 @@ def store_block(session: Session, task: Task, layer: int, rows: Sequence[Row], o
         out.write(layer, [row.slot for row in drafted], [0] * len(drafted), _pick(own, drafting), positions[drafting])
 
 
-def _store_completed(
+def store_completed(
     session: Session, task: Task, layer: int, rows: Sequence[Row], clean: KV, positions: Tensor
 ) -> None:
     """A completed block's clean KV: the idle pool's tail, or the buffer from which it goes to the host."""

@@ -230,8 +230,6 @@ class Pools:
         """Places of the prompt's ring: a layer's KV of each request being prefilled."""
         self.partial: PartialKeys | None = None
         """Partial keys that a proxy scores; they need the model, so the session makes them."""
-        self.picked: dict[int, list[Tensor]] = {}
-        """Per layer, the positions ``[kv, k]`` that a proxy picked for each row."""
         try:
             for pool in pipeline.pools:
                 if pool.name in ("full", "draft") and pool.home is Home.DRAM:
@@ -274,7 +272,6 @@ class Pools:
         self.hosts.clear()
         self.indices.clear()
         self.prompt.clear()
-        self.picked.clear()
         if self.partial is not None:
             self.partial.close()
         self.partial = None

@@ -5,12 +5,13 @@ columns of largest query weight. Q' = Q A and K' = K A with one orthogonal A lea
 carry most of a score. A is applied after RoPE, because with RoPE it cannot be folded into the weights.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from herald_exec.blocks import BlockForward
-from herald_exec.host import HostKV
+from herald_exec.blocks import BlockForward, attend_ragged
 from herald_exec.kernels import Selection
 from herald_exec.models.base import BlockModel
 from herald_exec.models.forward import prefill
@@ -19,7 +20,7 @@ from herald_exec.pools import KV
 from herald_exec.prefill import top_positions
 from herald_exec.retrieval import write_selected
 from herald_exec.session import Session, Task, action
-from herald_pipeline.pools import Region
+from herald_pipeline.pools import Buffer, Region
 
 SKEW_TOKENS = 256
 """Tokens of the text whose queries fix the basis: seeded random ones, so that no file is needed."""
@@ -116,59 +117,68 @@ def step_pass(session: Session, task: Task) -> SpeculatingForward:
     return found
 
 
-def partial_keys(session: Session) -> PartialKeys:
-    """The pool of partial keys."""
-    assert session.pools.partial is not None
-    return session.pools.partial
-
-
 @action("proxy")
 def proxy(session: Session, task: Task) -> None:
-    """Entries of this layer by speculated scores, before its attention."""
-    forward = step_pass(session, task)
-    hidden = forward.hidden if forward.previous is None else forward.previous
-    pick_entries(session, task, task.layer, forward, hidden)
+    """Entries of this layer, picked by queries that are speculated from what entered the layer before.
 
-
-def pick_entries(session: Session, task: Task, layer: int, forward: BlockForward, hidden: Tensor) -> None:
-    """Score ``layer``'s partial keys and keep the best positions of each row for the fetch."""
-    task.require(task.reads("partial", Region.PREFIX) and task.writes("picked"), "scoring partial keys")
-    partial = partial_keys(session)
+    A stage that leads runs before that layer, whose input is then the newest there is.
+    """
+    forward, pools, layer = step_pass(session, task), session.pools, task.layer
+    written = task.writes("picked") or task.writes("indices", buffer=Buffer.RING)
+    task.require(task.reads("partial", Region.PREFIX) and written, "scoring partial keys")
+    assert pools.partial is not None
+    leads = task.stage.lead > 0 or forward.previous is None
+    hidden = forward.hidden if leads else forward.previous
+    assert hidden is not None
     queries = speculated_queries(session.model, layer, forward, hidden)
-    session.pools.picked[layer] = [
-        partial.pick(layer, row.slot, queries[i], row.prefix, row.to_select) for i, row in enumerate(forward.rows)
-    ]
-    width = partial.columns[layer].shape[-1] * session.entry_bytes() // (2 * session.model.shape.head_dim)
-    task.num_bytes += sum(row.prefix for row in forward.rows) * width
+    rows = forward.rows
+    picked = [pools.partial.pick(layer, row.slot, queries[i], row.prefix, row.to_select) for i, row in enumerate(rows)]
+    pools.indices[layer] = as_selection(picked)
+    width = pools.partial.columns[layer].shape[-1] * session.entry_bytes() // (2 * session.model.shape.head_dim)
+    task.num_bytes += sum(row.prefix for row in rows) * width
 
 
-def fetch_entries(full: HostKV, layer: int, slot: int, positions: Tensor, dtype: torch.dtype) -> KV:
-    """KV of ``positions [kv, k]`` out of host memory, ``[1, kv, k, d]``."""
-    index = positions.to("cpu", torch.int32)[None]
-    heads, count = index.shape[1:]
-    keys = torch.empty(1, heads, count, full.pages.head_dim, dtype=dtype)
-    values = torch.empty_like(keys)
-    full.gather(layer, [slot], as_selection(index), keys, values, None)
-    return KV(keys, values)
-
-
-def as_selection(index: Tensor) -> Selection:
-    """Positions ``[R, kv, k]`` as the gather kernel takes them."""
-    rows, heads, count = index.shape
-    counts = np.full((rows, heads), count, np.int32)
-    return Selection(np.empty((0,), np.float32), index.numpy(), counts, np.zeros((rows, heads), np.uint8))
+def as_selection(picked: Sequence[Tensor]) -> Selection:
+    """Positions ``[kv, k]`` of each row as the gather kernel takes them, padded to the longest."""
+    heads, longest = picked[0].shape[0], max(each.shape[1] for each in picked)
+    indices = np.full((len(picked), heads, longest), -1, np.int32)
+    counts = np.zeros((len(picked), heads), np.int32)
+    for i, each in enumerate(picked):
+        indices[i, :, : each.shape[1]] = each.cpu().numpy()
+        counts[i] = each.shape[1]
+    return Selection(np.empty((0,), np.float32), indices, counts, np.zeros_like(counts, np.uint8))
 
 
 @action("fetch_rows")
 def fetch_rows(session: Session, task: Task) -> None:
     """Picked entries, row by row, from host memory into the sparse pool."""
     task.require(task.reads("full", Region.PREFIX) and task.reads("picked"), "fetching picked entries")
-    picked = session.pools.picked[task.layer]
-    for row, positions in zip(task.rows, picked, strict=True):
-        kv = fetch_entries(session.pools.hosts["full"], task.layer, row.slot, positions, session.model.kv_dtype)
-        task.num_bytes += kv.num_bytes
-        moved = KV(kv.keys.to(session.device), kv.values.to(session.device))
-        write_selected(session, task, row, moved, positions[None])
+    found, rows = session.pools.indices[task.layer], task.rows
+    full = session.pools.hosts["full"]
+    dims = (*found.indices.shape, full.pages.head_dim)
+    keys, values = (torch.empty(dims, dtype=session.model.kv_dtype) for _ in range(2))
+    full.gather(task.layer, [row.slot for row in rows], found, keys, values, session.threads)
+    for i, row in enumerate(rows):
+        span = slice(0, row.to_select)
+        moved = KV(*(part[i : i + 1, :, span].to(session.device) for part in (keys, values)))
+        task.num_bytes += moved.num_bytes
+        write_selected(session, task, row, moved, torch.from_numpy(found.indices[i : i + 1, :, span]))
+
+
+@action("step_layer")
+def step_layer(session: Session, task: Task) -> None:
+    """A layer of a step over what is in its place of the ring: the picked entries, or the whole prefix."""
+    forward, ring = step_pass(session, task), session.pools.stores["fetched"]
+    task.require(task.reads("fetched", buffer=Buffer.RING), "reading the fetched layer")
+    picks = session.pools.partial is not None
+    lengths = [row.to_select if picks else row.prefix for row in forward.rows]
+    q, own = forward.project(task.layer)
+    forward.keep_completed(task, task.layer, own)
+    at = [ring.row(row.slot, task.turn % ring.buffers) for row in forward.rows]
+    prefix = attend_ragged(q, ring.view(task.layer, at, max(lengths)), lengths)
+    forward.previous = forward.hidden
+    forward.attend(task.layer, q, own, prefix)
+    task.num_bytes += (sum(lengths) + task.launch.shape.tokens) * session.entry_bytes()
 
 
 @action("sparse_step")

@@ -49,6 +49,7 @@ def project(session: Session, task: Task) -> None:
     assert exchange is not None
     task.require(task.writes("query"), "writing the queries")
     q, own = lanes.project(task.layer)
+    lanes.keep_completed(task, task.layer, own)
     rows, queries = q.shape[:2]
     exchange.q[:rows, :queries].copy_(q)
     exchange.k[:rows, :queries].copy_(own.keys.transpose(1, 2))
@@ -122,7 +123,8 @@ def gather(session: Session, task: Task) -> None:
     """A layer's selected entries, ascending, into the next place of the pinned ring."""
     pools, rows = session.pools, task.rows
     ring = pools.stores["gathered"]
-    task.require(task.reads("indices") and task.reads("full", Region.PREFIX), "reading the selected entries")
+    indices = task.reads("indices") or task.reads("indices", buffer=Buffer.RING)
+    task.require(indices and task.reads("full", Region.PREFIX), "reading the selected entries")
     found = pools.indices[task.layer]
     place = ring.flat(task.turn % ring.buffers, len(rows), found.indices.shape[2])
     slots = [row.slot for row in rows]
@@ -133,7 +135,7 @@ def gather(session: Session, task: Task) -> None:
 
 @action("upload")
 def upload(session: Session, task: Task) -> None:
-    """A place of the ring into the selected region of the sparse pool."""
+    """A place of the ring into the selected region of the sparse pool, or into the ring on the device."""
     pools, rows = session.pools, task.rows
     ring = pools.stores["gathered"]
     found = pools.indices[task.layer]
@@ -142,7 +144,12 @@ def upload(session: Session, task: Task) -> None:
     for i, row in enumerate(rows):
         count = row.to_select
         kv = KV(place.keys[i : i + 1, :, :count], place.values[i : i + 1, :, :count])
-        write_selected(session, task, row, kv, positions[i : i + 1, :, :count])
+        if task.writes("fetched", buffer=Buffer.RING):
+            fetched = pools.stores["fetched"]
+            at = fetched.row(row.slot, task.turn % fetched.buffers)
+            fetched.write(task.layer, [at], [0], kv, positions[i : i + 1, :, :count])
+        else:
+            write_selected(session, task, row, kv, positions[i : i + 1, :, :count])
     task.num_bytes += sum(row.to_select for row in rows) * session.entry_bytes()
 
 

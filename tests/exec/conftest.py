@@ -142,7 +142,7 @@ class Oracle:
         if method == "mage-cpu-representative":
             chosen = self.mask_pass(start, settings.queries, start)
         prefix = self.sparse(chosen, block if ahead and index else 0)
-        if method == "dense":
+        if method in ("dense", "cpu-exact", "layer-prefetch"):
             prefix = self.whole
         step_0 = prefix
         if method in ("mage-cpu", "mage-offload"):
@@ -153,14 +153,15 @@ class Oracle:
                 return self.keys[layer], self.values[layer]
 
             step_0, prefix = exact, self.sparse(chosen, 0)
-        if method == "infinigen":
+        if method in ("infinigen", "step-fetch"):
             chosen, columns = {}, skew(self.model, settings.proxy_fraction)
 
             def fetched(layer, *_):
                 chosen[layer] = self.proxy(layer, columns, start, self.entering[max(layer - 1, 0)])
                 return self.picked(layer, chosen[layer])
 
-            step_0, prefix = fetched, self.sparse(chosen, 0)
+            step_0 = fetched
+            prefix = fetched if method == "step-fetch" else self.sparse(chosen, 0)
         counts = even(self.steps(request.id, index), sum(masked[span]))
         draft = None
         for step, count in enumerate(counts):
