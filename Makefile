@@ -19,6 +19,16 @@ $(STAMP): pyproject.toml CMakeLists.txt $(SOURCES)
 	$(PIP) install --quiet --no-build-isolation --editable ".[exec,calibration,reports]"
 	touch $@
 
+# One thread a stream: the streams share the cores, not the libraries within them.
+DEMO ?= out/demo
+demo: $(STAMP)                         ## measure this machine, run and simulate the same, one page in $(DEMO)/
+	@date +%s > $(VENV)/.demo-began
+	@echo "measuring this machine" >&2
+	OMP_NUM_THREADS=1 $(PY) -m calibration measure --quick --max-spread 0.5 --out $(DEMO)/this-machine.toml
+	OMP_NUM_THREADS=1 $(PY) -m calibration reconcile --hardware $(DEMO)/this-machine.toml --out $(DEMO)/runs
+	$(PY) -m reports build --runs $(DEMO)/runs --hardware $(DEMO)/runs/profile.toml --out $(DEMO)/report.html
+	@echo "took $$(($$(date +%s) - $$(cat $(VENV)/.demo-began))) s after set-up; open $(DEMO)/report.html" >&2
+
 lint: $(STAMP)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,7 +17,7 @@ from calibration.reconcile import Report, predictor, reconcile
 from calibration.reference import read_reference
 from calibration.runs import Sample, file_name, measure_points, read_samples, row_of_sample
 from herald_pipeline import hardware_io
-from herald_pipeline.errors import ConfigError, ProfileError
+from herald_pipeline.errors import ConfigError
 from herald_pipeline.hardware import Profile
 from herald_pipeline.model import ModelShape
 from herald_sim.cost import needs
@@ -61,17 +62,36 @@ def fit_file(
 
 
 def write_fitted(hardware: Path, found: Fit, out: Path, command: str) -> None:
-    """The profile's file with the fitted numbers moved into ``[fitted]``."""
+    """The profile's file with the fitted numbers moved into ``[fitted]``.
+
+    Raises
+    ------
+    ProfileError
+        Nothing was identified.
+    """
+    _write(hardware, fitted_tables(found), out, f"{hardware.name} with fitted numbers, by: {command}")
+
+
+def write_used(hardware: Path, found: Fit | None, out: Path, command: str) -> None:
+    """The profile that predictions were made with: with what was fitted, if anything was."""
+    fitted = found is not None and any(parameter.identified for parameter in found.parameters)
+    if found is not None and fitted:
+        write_fitted(hardware, found, out, command)
+    else:
+        _write(hardware, {}, out, f"{hardware.name}, nothing fitted, used by: {command}")
+
+
+def _write(hardware: Path, tables: dict[str, dict[str, Any]], out: Path, header: str) -> None:
     data = profile_file.read(hardware)
-    tables = fitted_tables(found)
     for path in tables:
         _, engine, name = path.split(".")
         data["engines"][engine].pop(name, None)
-    data["fitted"] = {**data.get("fitted", {}), **tables}
-    profile_file.write(out, data, [f"{hardware.name} with fitted numbers, by: {command}"])
+    if tables:
+        data["fitted"] = {**data.get("fitted", {}), **tables}
+    profile_file.write(out, data, [header])
     reference = profile_file.raw_folder(hardware) / "reference.csv"
     if reference.is_file():
-        # A fitted profile holds at the speed that the machine had when it was measured.
+        # A profile holds at the speed that the machine had when it was measured.
         copy = profile_file.raw_folder(out) / reference.name
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(reference.read_bytes())
@@ -150,11 +170,7 @@ def _judge(
         document = report.to_dict() | ({"fit": found.to_dict()} if found is not None else {})
         text = json.dumps(document, indent=1, allow_nan=False)
         (out / "reconcile.json").write_text(text + "\n", encoding="utf-8")
-        if found is not None:
-            try:
-                write_fitted(hardware, found, out / f"{hardware.stem}.fitted.toml", command)
-            except ProfileError as problem:
-                say(f"note: {problem}")
+        write_used(hardware, found, out / "profile.toml", command)
     return Outcome(report, found), profile
 
 

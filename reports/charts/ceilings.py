@@ -7,7 +7,7 @@ import pandas as pd
 
 from reports.theme import WIDTH, finished
 
-_COLORS = {"link": "#f58518", "cpu": "#e45756", "dram": "#b279a2", "gpu": "#4c78a8"}
+_COLORS = {"selection": "#54a24b", "link": "#f58518", "cpu": "#e45756", "dram": "#b279a2", "gpu": "#4c78a8"}
 
 
 def ceilings(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
@@ -16,7 +16,9 @@ def ceilings(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
     resources = list(dict.fromkeys(frame["resource"]))
     colors = alt.Scale(domain=resources, range=[_color(name) for name in resources])
     y = alt.Y("scheme:N", sort=schemes, title=None, axis=alt.Axis(labelLimit=300))
-    x = alt.X("tok_s:Q", scale=alt.Scale(type="log"), title="ceiling (tokens/s, log scale)")
+    domain = [float(frame["tok_s"].min()) / 2, float(frame["tok_s"].max()) * 2]
+    logarithmic = alt.Scale(type="log", domain=domain, nice=False)
+    x = alt.X("tok_s:Q", scale=logarithmic, title="ceiling (tokens/s, log scale)")
     base = alt.Chart(frame)
     dots = base.mark_point(filled=True, size=110).encode(
         x=x,

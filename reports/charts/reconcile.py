@@ -73,7 +73,7 @@ def stage_errors(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
             x=alt.X("error:Q", title="signed error of the time per launch (predicted / measured - 1)").axis(
                 format="+.0%"
             ),
-            y=alt.Y("stage:N", sort=order, title="stage kind, largest share of busy time first"),
+            y=alt.Y("stage:N", sort=order, title="stage kind"),
             color=alt.Color("method:N", title="method", scale=scale(METHOD_COLORS, methods)),
             tooltip=[
                 alt.Tooltip("point:N"),

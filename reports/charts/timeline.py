@@ -17,14 +17,19 @@ def timeline(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
     stages = [name for name in STAGE_COLORS if name in set(frame["stage"])]
     stages += sorted(set(frame["stage"]) - set(stages))
     end = float(frame["end_ms"].max())
-    spans = (
-        alt.Chart(frame)
-        .mark_bar(height={"band": 0.8}, stroke="white", strokeWidth=0.3)
+    colors = scale(STAGE_COLORS, stages)
+    x = alt.X("start_ms:Q", title="time since the block began (ms)", scale=alt.Scale(domain=[0, end]))
+    y = alt.Y("stream:N", sort=streams, title=None)
+    # A stroke in the stage's own colour: launches shorter than a pixel stay visible.
+    bars = (
+        alt.Chart()
+        .mark_bar(height={"band": 0.8}, strokeWidth=1)
         .encode(
-            x=alt.X("start_ms:Q", title="time since the block began (ms)", scale=alt.Scale(domain=[0, end])),
+            x=x,
             x2="end_ms:Q",
-            y=alt.Y("stream:N", sort=streams, title=None),
-            color=alt.Color("stage:N", title="stage", scale=scale(STAGE_COLORS, stages)),
+            y=y,
+            color=alt.Color("stage:N", title="stage", scale=colors),
+            stroke=alt.Stroke("stage:N", title="stage", scale=colors),
             tooltip=[
                 alt.Tooltip("stage:N"),
                 alt.Tooltip("block:Q"),
@@ -33,6 +38,15 @@ def timeline(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
                 alt.Tooltip("duration_ms:Q", title="duration (ms)", format=".3f"),
             ],
         )
+    )
+    steps = (
+        alt.Chart()
+        .transform_filter("datum.stream == 'main'")
+        .mark_tick(color="white", thickness=1.5, height=20)
+        .encode(x=x, y=y)
+    )
+    spans = (
+        alt.layer(bars, steps, data=frame)
         .properties(width=WIDTH, height=26 * len(streams))
         .facet(row=alt.Row("source:N", title=None, sort=_SOURCES, header=alt.Header(labelFontWeight="bold")))
     )

@@ -1,0 +1,89 @@
+import json
+
+import pytest
+
+from calibration.compare import diff
+from calibration.text import comparison_text
+from herald_pipeline.errors import ConfigError
+from herald_pipeline.hardware_io import profile_dir
+from herald_pipeline.trace import Span, Trace, write_chrome
+
+
+def result(tmp_path, name, **changes):
+    content = {
+        "source": "measured",
+        "batch": 2,
+        "throughput_tok_s": 100.0,
+        "block_time_s": 0.64,
+        "stages": {"denoise": {"count": 10, "busy_s": 1.0}},
+    }
+    path = tmp_path / name
+    path.write_text(json.dumps(content | changes), encoding="utf-8")
+    return path
+
+
+def trace_file(tmp_path, name, scale=1):
+    def span(launch, stage, stream, start, end):
+        return Span(stage, stream, "gpu", 0, 0, None, 1, start * scale, end * scale, 0, 8.0, 0.0, 8.0, 0.0, launch, ())
+
+    spans = [span(0, "denoise", "main", 0, 10_000), span(1, "denoise", "main", 20_000, 30_000)]
+    path = tmp_path / name
+    write_chrome(Trace("measured", {}, [*spans, span(2, "select", "retrieval", 0, 5_000)]), path)
+    return path
+
+
+def value(comparison, name):
+    return next(difference for difference in comparison.differences if difference.name == name)
+
+
+def test_results_are_compared_with_their_sign(tmp_path):
+    found = diff(result(tmp_path, "a.json"), result(tmp_path, "b.json", throughput_tok_s=80.0))
+    assert value(found, "throughput_tok_s").relative == pytest.approx(-0.2)
+    assert value(found, "stage denoise: mean").first == pytest.approx(0.1)
+    assert value(found, "throughput_tok_s").unit == "tok/s"
+
+
+def test_a_pair_without_makespan_is_valid_json_without_a_throughput(tmp_path):
+    empty = {"throughput_tok_s": 0.0, "block_time_s": 0.0}
+    found = diff(result(tmp_path, "a.json", **empty), result(tmp_path, "b.json", **empty))
+    document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert "throughput_tok_s" not in [row["name"] for row in document["differences"]]
+    assert all("no throughput" in note for note in document["notes"])
+    assert len(document["notes"]) == 2
+
+
+def test_traces_are_compared_by_stage_and_by_stream(tmp_path):
+    found = diff(trace_file(tmp_path, "a.json"), trace_file(tmp_path, "b.json.gz", scale=2))
+    assert value(found, "makespan").relative == pytest.approx(1.0)
+    assert value(found, "stream main: idle").first == pytest.approx(10e-6)
+    assert value(found, "stage denoise: launches").first == 2
+    assert value(found, "stage select: mean").second == pytest.approx(10e-6)
+
+
+def test_profiles_are_compared_number_by_number(tmp_path):
+    shipped = profile_dir() / "h100-sxm-80g_xeon-8481c.toml"
+    other = tmp_path / "other.toml"
+    text = shipped.read_text(encoding="utf-8")
+    assert "value = 936" in text
+    other.write_text(text.replace("value = 936", "value = 468"), encoding="utf-8")
+    found = diff(shipped, other)
+    changed = [difference.name for difference in found.differences if difference.relative]
+    assert changed == ["machine.dram.capacity_gb"]
+    assert "-50.0%" in comparison_text(found)
+
+
+def test_files_of_two_kinds_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="is a result and .* is a trace; compare two of one kind"):
+        diff(result(tmp_path, "a.json"), trace_file(tmp_path, "b.json"))
+
+
+def test_a_file_of_no_known_kind_is_refused(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text("{}", encoding="utf-8")
+    with pytest.raises(ConfigError, match="neither a trace"):
+        diff(path, path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"there is no file .*nowhere\.json"):
+        diff(tmp_path / "nowhere.json", tmp_path / "nowhere.json")
