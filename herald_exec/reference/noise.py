@@ -1,0 +1,70 @@
+"""What is masked in training, and how much each token counts."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from herald_exec.reference.documents import ANSWER, BLOCK, END, STATED, TEXT
+
+KIND_WEIGHTS = {TEXT: 0.75, STATED: 0.25, ANSWER: 3.0, END: 0.2}
+"""Random names and values cannot be learned, so what states them counts little; answers count most."""
+
+ALL_MASKED, RATIO, SUFFIX = 0.20, 0.35, 0.45
+"""Shares of the first copy's blocks: all masked; each token with one ratio per block; everything behind a cut, which is
+what decoding of a block that holds a prompt's tail looks like."""
+
+COMPLEMENT, SECOND_ALL_MASKED = 0.40, 0.20
+"""Shares of the second copy's blocks: what the first copy shows; all masked. The rest is cut."""
+
+
+class Noisy(NamedTuple):
+    """Masks ``[rows, L]`` (True: masked) and weights of the loss, zero where nothing is masked."""
+
+    masked: Tensor
+    weights: Tensor
+
+
+def kind_weights(kinds: Tensor) -> Tensor:
+    """Weight of each token by its kind."""
+    table = torch.tensor([KIND_WEIGHTS[kind] for kind in range(len(KIND_WEIGHTS))], device=kinds.device)
+    return table[kinds.long()]
+
+
+def _blocks(rows: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Per block: a choice and a ratio in [0, 1), and a cut; per token: a number in [0, 1)."""
+    device, number = generator.device, length // BLOCK
+    choice = torch.rand(rows, number, 1, generator=generator, device=device)
+    ratio = torch.rand(rows, number, 1, generator=generator, device=device)
+    cut = torch.randint(0, BLOCK, (rows, number, 1), generator=generator, device=device)
+    token = torch.rand(rows, number, BLOCK, generator=generator, device=device)
+    return choice, ratio, cut, token
+
+
+def block_masks(rows: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Masks ``[rows, L]`` of the two noisy copies of a block-causal step."""
+    place = torch.arange(BLOCK, device=generator.device)
+    choice, ratio, cut, token = _blocks(rows, length, generator)
+    first = torch.where(choice < ALL_MASKED + RATIO, token < ratio, place >= cut) | (choice < ALL_MASKED)
+    choice, _, cut, _ = _blocks(rows, length, generator)
+    second = torch.where(choice < COMPLEMENT, ~first, place >= cut)
+    everything = (choice >= COMPLEMENT) & (choice < COMPLEMENT + SECOND_ALL_MASKED)
+    second = second | everything
+    return first.flatten(1), second.flatten(1)
+
+
+def response_mask(prompts: Tensor, length: int, generator: torch.Generator) -> Tensor:
+    """Mask ``[rows, L]`` of a bidirectional step; only responses are masked.
+
+    In three rows of four each token is masked with the row's own ratio. In the fourth, a part from the left is known,
+    the 32 tokens behind it are masked by the ratio, and everything further is masked: what block schedules produce.
+    """
+    rows, device = prompts.shape[0], generator.device
+    place = torch.arange(length, device=device)[None]
+    ratio = torch.rand(rows, 1, generator=generator, device=device)
+    random = torch.rand(rows, length, generator=generator, device=device) < ratio
+    known = torch.rand(rows, 1, generator=generator, device=device) * (length - prompts[:, None])
+    start = prompts[:, None] + known.long()
+    in_order = (place >= start + BLOCK) | (random & (place >= start))
+    pick = torch.rand(rows, 1, generator=generator, device=device) < 0.25
+    return torch.where(pick, in_order, random) & (place >= prompts[:, None])

@@ -1,0 +1,113 @@
+"""How the reference model is trained: its shape, what each step reads, and the learning rate over time."""
+
+from dataclasses import dataclass, replace
+
+from herald_pipeline import catalogue
+from herald_pipeline.errors import ConfigError, check_number, raise_problems, unknown_name
+from herald_pipeline.model import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """One step: ``kind`` ``block`` (block-causal, two noisy copies) or ``list`` (bidirectional), rows and length."""
+
+    kind: str
+    length: int
+    rows: int
+
+    @property
+    def tokens(self) -> int:
+        """Clean tokens of the step."""
+        return self.rows * self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Steps that repeat in order until the run's progress passes ``until``."""
+
+    until: float
+    cycle: tuple[BatchPlan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A whole run.
+
+    Progress, 0 to 1, is steps taken over ``steps``, or time over a limit where one is given: whichever is further.
+    """
+
+    name: str
+    shape: ModelShape
+    phases: tuple[Phase, ...]
+    steps: int
+    warmup_steps: int = 60
+    decay_from: float = 0.6
+    evaluation_contexts: tuple[int, ...] = (1024, 4096, 2048, 8064)
+
+    def plan(self, step: int, progress: float) -> BatchPlan:
+        """What step number ``step`` reads."""
+        phase = next((phase for phase in self.phases if progress < phase.until), self.phases[-1])
+        return phase.cycle[step % len(phase.cycle)]
+
+    def rate(self, step: int, progress: float) -> float:
+        """Factor of the learning rates: warm-up, constant, linear decay to zero."""
+        warm = min(1.0, (step + 1) / self.warmup_steps)
+        return warm * min(1.0, max(0.0, (1.0 - progress) / (1.0 - self.decay_from)))
+
+
+def _reference() -> Recipe:
+    short, wide_short = BatchPlan("block", 512, 64), BatchPlan("block", 512, 128)
+    middle, long = BatchPlan("block", 2048, 32), BatchPlan("block", 8192, 8)
+    listed = BatchPlan("list", 1024, 64)
+    return Recipe(
+        name="reference",
+        shape=catalogue.get("herald-ref"),
+        phases=(
+            Phase(0.22, (short,)),
+            Phase(0.36, (middle, middle, wide_short, middle)),
+            Phase(0.52, (middle, listed, middle, listed, wide_short)),
+            Phase(1.00, (long, listed, middle)),
+        ),
+        steps=4500,
+    )
+
+
+def _tiny() -> Recipe:
+    """A few seconds on one CPU core: shows that every part works, learns next to nothing."""
+    shape = replace(catalogue.get("herald-ref"), name="tiny-ref", num_layers=2, hidden_size=64, num_heads=4)
+    shape = replace(shape, head_dim=16, intermediate_size=128, max_positions=1024)
+    return Recipe(
+        name="tiny",
+        shape=shape,
+        phases=(
+            Phase(0.5, (BatchPlan("block", 256, 2),)),
+            Phase(1.0, (BatchPlan("block", 512, 1), BatchPlan("list", 512, 2))),
+        ),
+        steps=6,
+        warmup_steps=2,
+        evaluation_contexts=(512,),
+    )
+
+
+_RECIPES = {"reference": _reference, "tiny": _tiny}
+
+
+def get(name: str, *, steps: int | None = None) -> Recipe:
+    """The recipe of that name, with another number of steps if given."""
+    if name not in _RECIPES:
+        raise unknown_name(kind="recipe", name=name, valid=_RECIPES)
+    recipe = _RECIPES[name]()
+    if steps is None:
+        return recipe
+    raise_problems([check_number(steps, "steps", minimum=1, integer=True)])
+    return replace(recipe, steps=steps)
+
+
+def check_material(recipe: Recipe, vocab_size: int) -> None:
+    """The tokenizer must have exactly the shape's vocabulary."""
+    if vocab_size != recipe.shape.vocab_size:
+        message = (
+            f"tokenizer.json has {vocab_size} entries, recipe {recipe.name!r} needs {recipe.shape.vocab_size}; "
+            "make the data again with generate-data"
+        )
+        raise ConfigError(message)

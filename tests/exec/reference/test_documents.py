@@ -1,0 +1,80 @@
+"""Training rows: lengths, kinds of tokens, and where answers lie."""
+
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+
+from herald_exec.reference.documents import ANSWER, END, block_row, list_row
+from herald_exec.reference.noise import KIND_WEIGHTS, block_masks, kind_weights, response_mask
+from herald_exec.reference.vocabulary import EOS
+
+
+def rows(material, count=40, length=512):
+    return [block_row(material, Random(seed), length) for seed in range(count)]
+
+
+@pytest.mark.parametrize("length", [256, 512, 2048])
+def test_a_row_fills_its_length(material, length):
+    for row in rows(material, 6, length):
+        assert len(row.tokens) == len(row.kinds) == length
+
+
+def test_end_tokens_follow_every_answer_to_the_end_of_its_block(material):
+    for row in rows(material):
+        assert np.array_equal(row.tokens == EOS, row.kinds == END)
+        ends = np.flatnonzero((row.kinds[:-1] == ANSWER) & (row.kinds[1:] != ANSWER)) + 1
+        for end in ends:
+            stop = end // 32 * 32 + 32
+            assert set(row.kinds[end:stop]) == {END}
+            assert stop == len(row.kinds) or row.kinds[stop] != END
+
+
+def test_most_answers_start_a_block_and_answers_are_a_fair_share_of_tokens(material):
+    starts, answers, total = [], 0, 0
+    for row in rows(material, 60):
+        begins = np.flatnonzero((row.kinds[1:] == ANSWER) & (row.kinds[:-1] != ANSWER)) + 1
+        starts += (begins % 32).tolist()
+        answers, total = answers + int((row.kinds == ANSWER).sum()), total + len(row.kinds)
+    assert 0.6 < sum(start == 0 for start in starts) / len(starts) < 0.85
+    assert 0.12 < answers / total < 0.4
+
+
+def test_a_row_depends_on_its_seed_alone(material):
+    first, again, other = (block_row(material, Random(seed), 512) for seed in (1, 1, 2))
+    assert np.array_equal(first.tokens, again.tokens)
+    assert not np.array_equal(first.tokens, other.tokens)
+
+
+def test_a_list_row_ends_in_a_response_of_answers_and_end_tokens(material):
+    for seed in range(20):
+        row = list_row(material, Random(seed), 512)
+        assert len(row.tokens) == 512
+        assert set(row.kinds[row.prompt :]) <= {ANSWER, END}
+        assert row.kinds[-1] == END
+        assert ANSWER not in row.kinds[: row.prompt]
+
+
+def test_the_second_copy_mostly_shows_what_the_first_hides():
+    """Shares of the recipe, over many blocks; every position is masked in some copy often enough to be learned."""
+    first, second = block_masks(64, 1024, torch.Generator().manual_seed(0))
+    first, second = first.view(-1, 32), second.view(-1, 32)
+    assert float((second == ~first).all(dim=1).float().mean()) == pytest.approx(0.40, abs=0.04)
+    # 20% by choice, a 32nd of the cuts by chance.
+    assert float(first.all(dim=1).float().mean()) == pytest.approx(0.20 + 0.45 / 32, abs=0.04)
+    assert bool(((first | second).float().mean(dim=0) > 0.7).all())
+
+
+def test_only_responses_are_masked_in_a_bidirectional_step():
+    prompts = torch.tensor([128, 256, 384, 448] * 16)
+    masked = response_mask(prompts, 512, torch.Generator().manual_seed(0))
+    place = torch.arange(512)
+    assert not bool((masked & (place < prompts[:, None])).any())
+    share = masked.sum(dim=1) / (512 - prompts)
+    assert float(share.mean()) == pytest.approx(0.5, abs=0.1)
+
+
+def test_weights_follow_kinds():
+    kinds = torch.tensor([[0, 1, 2, 3]], dtype=torch.uint8)
+    assert kind_weights(kinds)[0].tolist() == pytest.approx([KIND_WEIGHTS[kind] for kind in range(4)])
