@@ -8,6 +8,9 @@ import difflib
 import math
 from collections.abc import Iterable, Sequence
 
+_MAX_BITS = 64
+"""Longer whole numbers are nobody's count of anything, and do not fit a float."""
+
 
 class HeraldError(Exception):
     """Base of all errors that a user can cause; the message alone is shown."""
@@ -44,9 +47,10 @@ class RunError(HeraldError):
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
     """``"; did you mean 'x'?"`` for the closest valid name, else the list of all."""
     names = sorted(str(name) for name in valid)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    spelt = {valid_name.lower(): valid_name for valid_name in names}
+    close = difflib.get_close_matches(name.lower(), spelt, n=1, cutoff=0.5)
     if close:
-        return f"; did you mean {close[0]!r}?"
+        return f"; did you mean {spelt[close[0]]!r}?"
     return f"; valid: {', '.join(names)}"
 
 
@@ -67,10 +71,12 @@ def check_number(
     """Problem with a number at the border, or ``None``: not a number, NaN, infinite, out of bounds."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return f"{path} must be a number, got {value!r}"
-    if integer and value != int(value) if math.isfinite(value) else False:
-        return f"{path} must be a whole number, got {value!r}"
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        return f"{path} must be below 2^{_MAX_BITS}, got a number of {value.bit_length()} bits"
     if not math.isfinite(value):
         return f"{path} must be finite, got {value!r}"
+    if integer and value != int(value):
+        return f"{path} must be a whole number, got {value!r}"
     if above is not None and not value > above:
         return f"{path} must be > {above:g}, got {value!r}"
     if minimum is not None and value < minimum:

@@ -6,6 +6,9 @@ from typing import Any, Self
 from herald_pipeline.errors import ConfigError, check_number, did_you_mean, raise_problems
 from herald_pipeline.model import KVDtype
 
+MAX_STAGING_BUFFERS = 16
+"""Places of a ring: the validator goes twice round it, and no machine gains from more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -16,7 +19,7 @@ class Settings:
     block_length
         B, tokens of a block.
     budget
-        Share of the completed prefix that is selected, per KV head (0 selects nothing, 1 everything).
+        Share of the completed prefix that is selected, per KV head (0 selects nothing, 1 or more everything).
     queries
         x, [MASK] queries that score the prefix in selection: 1 (the representative at B // 2) up to B.
     exact_layers
@@ -47,7 +50,7 @@ class Settings:
             check_number(self.budget, "budget", minimum=0),
             check_number(self.queries, "queries", minimum=1, integer=True),
             check_number(self.exact_layers, "exact_layers", minimum=0, integer=True),
-            check_number(self.staging_buffers, "staging_buffers", minimum=1, integer=True),
+            check_number(self.staging_buffers, "staging_buffers", minimum=1, maximum=MAX_STAGING_BUFFERS, integer=True),
             check_number(self.proxy_fraction, "proxy_fraction", above=0, maximum=1),
         ]
         if not any(problems) and self.queries > self.block_length:
@@ -55,6 +58,8 @@ class Settings:
         if self.exact_layers_on not in ("cpu", "gpu"):
             problems.append(f"exact_layers_on must be 'cpu' or 'gpu', got {self.exact_layers_on!r}")
         raise_problems(problems)
+        # More than everything is everything, and is reported as such.
+        object.__setattr__(self, "budget", min(self.budget, 1.0))
 
     def replace(self, **changes: Any) -> Self:
         """These settings with ``changes``; an unknown name is refused with the closest one."""

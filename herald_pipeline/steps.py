@@ -199,7 +199,11 @@ def read_steps(path: str | Path, block_length: int = 32) -> Steps:
     text, where = _text(path)
     if text.lstrip().startswith("["):
         data = _json(text, where)
-        rows = data if data and isinstance(data[0], list) else [data]
+        nested = [isinstance(row, list) for row in data]
+        if any(nested) and not all(nested):
+            message = f"{where} must hold one list of T by block, or one such list a request; it mixes both"
+            raise ConfigError(message)
+        rows = data if any(nested) else [data]
         return ListedSteps(tuple(tuple(_whole(value, where) for value in row) for row in rows), block_length)
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     rows = [[_number(part, where) for part in line.split(",") if part.strip()] for line in lines]
@@ -229,7 +233,7 @@ def _text(path: str | Path) -> tuple[str, str]:
 def _json(text: str, where: str) -> Sequence[Any]:
     try:
         data = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         message = f"{where} is not valid JSON: {error}"
         raise ConfigError(message) from None
     if not isinstance(data, list):

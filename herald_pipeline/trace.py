@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from herald_pipeline.errors import RunError
+from herald_pipeline.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -158,7 +158,20 @@ def write_chrome(trace: Trace, path: Path) -> None:
     """Write the Chrome trace; ``.gz`` is compressed. Nothing is written when the trace is not valid."""
     text = json.dumps(to_chrome(trace), separators=(",", ":"))
     data = text.encode()
-    path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    check_writable(path, "trace")
+    try:
+        path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    except OSError as problem:
+        message = f"cannot write the trace to {path}: {problem.strerror}"
+        raise RunError(message) from None
+
+
+def check_writable(path: Path, what: str) -> None:
+    """Refuse a place where no file can be, before the work whose result goes there."""
+    if path.is_dir():
+        raise ConfigError(f"cannot write the {what} to {path}: it is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise ConfigError(f"cannot write the {what} to {path}: there is no folder {path.parent}")
 
 
 def read_chrome(path: Path) -> Trace:

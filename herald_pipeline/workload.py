@@ -18,6 +18,11 @@ from herald_pipeline.units import NS_PER_S
 
 DEFAULT_STEPS = 20
 DEFAULT_GEN_TOKENS = 512
+MAX_BATCH = 1 << 20
+"""More requests at once than any machine holds."""
+MAX_TOKENS = 1 << 40
+"""Longer than any request; keeps byte counts and clocks within what numbers hold exactly."""
+_MAX_ARRIVAL_S = 1e9
 _COLUMNS = {"id": False, "arrival_s": False, "prompt_tokens": True, "new_tokens": True}
 
 
@@ -97,7 +102,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         problems = [
-            check_number(self.batch, "batch", minimum=1, integer=True),
+            check_number(self.batch, "batch", minimum=1, maximum=MAX_BATCH, integer=True),
             check_number(self.block_length, "block_length", minimum=1, integer=True),
         ]
         if not self.requests:
@@ -125,10 +130,10 @@ class Workload:
         """
         contexts = [context] if isinstance(context, int | float) else list(context)
         new_tokens = DEFAULT_GEN_TOKENS if gen_tokens is None else gen_tokens
-        problems = [check_number(value, "context", minimum=0, integer=True) for value in contexts]
+        problems = [check_number(value, "context", minimum=0, maximum=MAX_TOKENS, integer=True) for value in contexts]
         problems += [
-            check_number(batch, "batch", minimum=1, integer=True),
-            check_number(new_tokens, "gen_tokens", minimum=1, integer=True),
+            check_number(batch, "batch", minimum=1, maximum=MAX_BATCH, integer=True),
+            check_number(new_tokens, "gen_tokens", minimum=1, maximum=MAX_TOKENS, integer=True),
             check_number(block_length, "block_length", minimum=1, integer=True),
             None if contexts else "context: give at least one",
         ]
@@ -184,8 +189,8 @@ def parse_policy(name: BatchPolicy | str) -> BatchPolicy:
 def _request_problems(request: RequestSpec) -> list[str | None]:
     where = f"request {request.id}"
     return [
-        check_number(request.prompt_tokens, f"{where}: prompt_tokens", minimum=0, integer=True),
-        check_number(request.new_tokens, f"{where}: new_tokens", minimum=1, integer=True),
+        check_number(request.prompt_tokens, f"{where}: prompt_tokens", minimum=0, maximum=MAX_TOKENS, integer=True),
+        check_number(request.new_tokens, f"{where}: new_tokens", minimum=1, maximum=MAX_TOKENS, integer=True),
         check_number(request.arrival_ns, f"{where}: arrival_ns", minimum=0, integer=True),
     ]
 
@@ -206,10 +211,13 @@ def read_requests(path: str | Path) -> tuple[RequestSpec, ...]:
     problems += [
         f"{path}: column {name!r} is missing" for name, needed in _COLUMNS.items() if needed and name not in header
     ]
+    problems += [f"{path}: column {name!r} stands twice" for name in sorted({n for n in header if header.count(n) > 1})]
     raise_problems(problems)
     requests = []
     for index, row in enumerate(reader):
         where = f"{path}, line {reader.line_num}"
+        if None in row:
+            problems.append(f"{where} has {len(header) + len(row[None])} cells, the header {len(header)}")
         values = {name: _cell(row.get(name), f"{where}: {name}", problems) for name in header}
         requests.append(
             RequestSpec(
@@ -234,7 +242,8 @@ def _cell(text: str | None, where: str, problems: list[str]) -> float:
         problems.append(f"{where} must be a number, got {text!r}")
         return 0.0
     minimum = {"new_tokens": 1.0}.get(name, 0.0)
-    problem = check_number(value, where, minimum=minimum, integer=name != "arrival_s")
+    maximum = _MAX_ARRIVAL_S if name == "arrival_s" else float(MAX_TOKENS)
+    problem = check_number(value, where, minimum=minimum, maximum=maximum, integer=name != "arrival_s")
     if problem:
         problems.append(problem)
         return 0.0
