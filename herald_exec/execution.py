@@ -21,7 +21,7 @@ from herald_pipeline.decoding.sampling import Sampler
 from herald_pipeline.errors import ConfigError, RunError, raise_problems
 from herald_pipeline.model import Attention
 from herald_pipeline.pipeline import Pipeline
-from herald_pipeline.pools import RequestSize
+from herald_pipeline.pools import Home, RequestSize
 from herald_pipeline.result import Recorder, Result
 from herald_pipeline.scheduling.program import BatchPolicy, Program
 from herald_pipeline.steps import FixedSteps
@@ -134,7 +134,7 @@ def decode(
     session = _session(pipeline, model, size, policy, options)
     streams: Streams | None = None
     checksums: dict[str, float] = {}
-    held = session.pools.num_bytes
+    facts = _facts(pipeline, session.pools, size, options)
     try:
         with _own_error(recorder, program, pipeline, options), torch.inference_mode():
             streams, actions = _device(pipeline, session, options)
@@ -154,7 +154,7 @@ def decode(
             streams.close()
         session.pools.close()
     on_device = {"pinned": True, "device_path": session.path} if session.device.type == "cuda" else {}
-    result = _result(recorder, program, pipeline, options, pool_bytes=held, **on_device)
+    result = _result(recorder, program, pipeline, options, facts, **on_device)
     state = session.state
     return Run(result, state.answers, state.commits, recorder.trace, checksums)
 
@@ -257,7 +257,24 @@ def _own_error(recorder: Recorder, program: Program, pipeline: Pipeline, options
         raise error from problem
 
 
-def _result(recorder: Recorder, program: Program, pipeline: Pipeline, options: Options, **extra: Any) -> Result:
+def _facts(pipeline: Pipeline, pools: Pools, size: RequestSize, options: Options) -> dict[str, Any]:
+    """What the pools take, and whether the run leaves the model's positions (speed runs may; U12)."""
+    return {
+        "kv_bytes_per_request": pools.num_bytes / options.batch,
+        "hbm_bytes": float(pools.bytes_in(Home.HBM)),
+        "dram_bytes": float(pools.bytes_in(Home.DRAM)),
+        "beyond_max_positions": size.tokens > pipeline.model.max_positions,
+    }
+
+
+def _result(
+    recorder: Recorder,
+    program: Program,
+    pipeline: Pipeline,
+    options: Options,
+    facts: Mapping[str, Any] | None = None,
+    **extra: Any,
+) -> Result:
     admission, method = program.admission, pipeline.method
     return recorder.result(
         batch=options.batch,
@@ -267,4 +284,5 @@ def _result(recorder: Recorder, program: Program, pipeline: Pipeline, options: O
         assumptions=method.assumptions,
         provenance={"measured": sorted(recorder.stages)},
         extra={"model": pipeline.model.name, "method": method.name, "pinned": False, **extra},
+        **(facts or {}),
     )

@@ -68,6 +68,7 @@ class KVStore:
         pinned: bool = False,
     ) -> None:
         self.name = pool.name
+        self.home = pool.home
         self.slots = slots
         self.buffers = pool.buffers
         layers = (0,) if pool.shared else pool.layers
@@ -248,11 +249,16 @@ class Pools:
     @property
     def num_bytes(self) -> int:
         """Bytes held by all pools."""
-        held = sum(store.num_bytes for store in self.stores.values())
-        held += sum(host.num_bytes for host in self.hosts.values())
-        held += self.exchange.num_bytes if self.exchange else 0
+        return self.bytes_in(Home.HBM) + self.bytes_in(Home.DRAM)
+
+    def bytes_in(self, home: Home) -> int:
+        """Bytes held in device memory, or in host memory."""
+        held = sum(store.num_bytes for store in self.stores.values() if store.home is home)
+        if home is Home.DRAM:
+            held += sum(host.num_bytes for host in self.hosts.values())
+            return held + (self.exchange.num_bytes if self.exchange else 0)
         held += self.partial.num_bytes if self.partial else 0
-        return held + sum(kv.num_bytes for place in self.prompt.values() for kv in place)
+        return held + sum(kv.num_bytes for place in list(self.prompt.values()) for kv in place)
 
     def clear(self, slot: int) -> None:
         """Another request moves into ``slot``."""
