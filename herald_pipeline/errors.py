@@ -78,11 +78,11 @@ def check_number(
     if integer and value != int(value):
         return f"{path} must be a whole number, got {value!r}"
     if above is not None and not value > above:
-        return f"{path} must be > {above:g}, got {value!r}"
+        return f"{path} must be > {above:.15g}, got {value!r}"
     if minimum is not None and value < minimum:
-        return f"{path} must be >= {minimum:g}, got {value!r}"
+        return f"{path} must be >= {minimum:.15g}, got {value!r}"
     if maximum is not None and value > maximum:
-        return f"{path} must be <= {maximum:g}, got {value!r}"
+        return f"{path} must be <= {maximum:.15g}, got {value!r}"
     return None
 
 

@@ -32,7 +32,7 @@ def test_a_ring_of_a_million_places_is_refused_before_the_validator_goes_round_i
 
 
 def test_a_batch_that_no_machine_holds_is_refused_before_its_requests_are_listed():
-    with pytest.raises(ConfigError, match=f"batch must be <= {MAX_BATCH:g}"):
+    with pytest.raises(ConfigError, match=f"batch must be <= {MAX_BATCH}, got 1000000000"):
         Workload.uniform(4096, 10**9)
 
 
@@ -56,8 +56,8 @@ def test_a_steps_file_nested_without_end_is_refused(tmp_path):
     [
         ("prompt_tokens,new_tokens\n100,64,9\n", "line 2 has 3 cells, the header 2"),
         ("prompt_tokens,prompt_tokens,new_tokens\n1,2,3\n", "column 'prompt_tokens' stands twice"),
-        ("prompt_tokens,new_tokens\n1e300,64\n", "line 2: prompt_tokens must be <= 1.09951e"),
-        ("arrival_s,prompt_tokens,new_tokens\n1e30,1,1\n", r"line 2: arrival_s must be <= 1e\+09"),
+        ("prompt_tokens,new_tokens\n1e300,64\n", "line 2: prompt_tokens must be <= 1099511627776"),
+        ("arrival_s,prompt_tokens,new_tokens\n1e30,1,1\n", "line 2: arrival_s must be <= 1000000000"),
     ],
 )
 def test_requests_that_would_be_misread_are_refused(tmp_path, text, message):
