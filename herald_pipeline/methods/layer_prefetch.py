@@ -2,7 +2,7 @@
 
 from herald_pipeline.methods.base import Axes, Method
 from herald_pipeline.parts import DOWNLOAD, FULL_PREFIX, MAIN, UPLOAD, Parts
-from herald_pipeline.pools import Access, Buffer, Home, Pool, Region
+from herald_pipeline.pools import Access, Buffer, Home, Pool
 from herald_pipeline.settings import Settings
 from herald_pipeline.stages import Edge, LaunchShape, LayerLink, Layout, Rows, Section, Stage, Template, Work, once
 

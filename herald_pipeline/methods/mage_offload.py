@@ -30,7 +30,7 @@ def fetch(parts: Parts) -> Stage:
 
 
 def step_layers(parts: Parts) -> tuple[Stage, ...]:
-    """Step 0 layer by layer: the exact layers (none by default), then those that attend to the fetched KV and select from it."""
+    """Step 0 layer by layer: exact layers (none by default), then those that attend to the fetched KV and select."""
     forward = parts.forward
 
     def exact(shape: LaunchShape, layer: int | None) -> Work:
