@@ -6,8 +6,9 @@ from fewer queries is gradual down to one query (HERALD, Fig. 8). Floats end her
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from herald_pipeline.hardware import Profile, Quantity, known
 from herald_pipeline.pipeline import Pipeline
@@ -32,6 +33,7 @@ class Kernels:
     total_ns: int
     segments: tuple[tuple[float, int], ...]
     count: int
+    on_gpu: Literal[True] = True
 
     @property
     def kernel_ns(self) -> float:
@@ -49,6 +51,7 @@ class Flow:
 
     total_ns: int
     uses: Uses
+    on_gpu: Literal[False] = False
 
 
 Phase = Kernels | Flow
@@ -133,55 +136,75 @@ class CostModel:
         moe = self.pipeline.model.moe
         self._experts = moe.num_experts if moe else 1
         self._per_token = moe.experts_per_token if moe else 1
-        # Costs of each stage: of the newest shape by layer class (launches of a section share one shape object), and
-        # of the last shapes seen.
-        self._newest: dict[str, tuple[LaunchShape, dict[int, Cost]]] = {}
+        # Of each stage: the newest shape (launches of a section share one object), its costs by layer class, and the
+        # class of each layer; then all costs of the last shapes seen.
+        self._newest: dict[str, tuple[LaunchShape, dict[int, Cost], Mapping[int | None, int]]] = {}
         self._seen: dict[tuple[str, LaunchShape], dict[int, Cost]] = {}
-        self._classes: dict[str, dict[int, int]] = {}
+        self._classes: dict[str, Mapping[int | None, int]] = {}
+        self._of_ops: dict[tuple[str, tuple[int, ...]], tuple[Work, Cost]] = {}
         # By identity: the description hands out the same op for the same tokens.
         self._op_ns: dict[int, tuple[Op, float]] = {}
 
     def price(self, launch: Launch) -> Cost:
         """Cost of ``launch``, worked out once for a shape and for layers that cost the same."""
-        name, shape, layer = launch.stage.name, launch.shape, launch.layer
-        newest = self._newest.get(name)
+        shape = launch.shape
+        newest = self._newest.get(launch.stage.name)
         if newest is None or newest[0] is not shape:
-            if len(self._seen) >= _MAX_SEEN:
-                self._seen.clear()
-            newest = self._newest[name] = (shape, self._seen.setdefault((name, shape), {}))
-        layer_class = self.layer_class(launch.stage, shape, layer)
+            newest = self._look_up(launch.stage, shape)
+        layer_class = newest[2][launch.layer]
         cost = newest[1].get(layer_class)
         if cost is None:
-            cost = newest[1][layer_class] = self.stage_cost(launch.stage, shape, layer)
+            cost = newest[1][layer_class] = self.stage_cost(launch.stage, shape, launch.layer)
         return cost
 
-    def layer_class(self, stage: Stage, shape: LaunchShape, layer: int | None) -> int:
-        """Number that layers of equal work in ``stage`` share; worked out once, for the first shape seen."""
-        if layer is None:
-            return -1
+    def _look_up(
+        self, stage: Stage, shape: LaunchShape
+    ) -> tuple[LaunchShape, dict[int, Cost], Mapping[int | None, int]]:
+        if len(self._seen) >= _MAX_SEEN:
+            self._seen.clear()
+        costs = self._seen.setdefault((stage.name, shape), {})
+        newest = self._newest[stage.name] = (shape, costs, self.layer_classes(stage, shape))
+        return newest
+
+    def layer_classes(self, stage: Stage, shape: LaunchShape) -> Mapping[int | None, int]:
+        """Layers of ``stage`` -> a number that layers of equal work share; worked out once, for the first shape."""
         classes = self._classes.get(stage.name)
         if classes is None:
             numbers: dict[Work, int] = {}
-            classes = {one: numbers.setdefault(stage.work(shape, one), len(numbers)) for one in stage.layers}
+            layers: tuple[int | None, ...] = stage.layers or (None,)
+            classes = {layer: numbers.setdefault(stage.work(shape, layer), len(numbers)) for layer in layers}
             self._classes[stage.name] = classes
-        return classes[layer]
+        return classes
 
     def stage_cost(self, stage: Stage, shape: LaunchShape, layer: int | None) -> Cost:
-        """Cost of one launch of ``stage``, worked out anew."""
+        """Cost of one launch of ``stage``."""
         work = stage.work(shape, layer)
-        phases = self._phases(stage, work)
-        resource = stage.resource
-        num_bytes = flops = h2d = d2h = dram = 0.0
+        # Ops that depend on tokens alone are the same objects for every block, and so is what they cost.
+        key = (stage.name, tuple([id(op) for repeat in work for op in repeat.ops]))
+        known = self._of_ops.get(key)
+        if known is not None:
+            return known[1]
+        if len(self._of_ops) >= _MAX_SEEN:
+            self._of_ops.clear()
+        cost = self._cost(stage, work)
+        self._of_ops[key] = (work, cost)  # the work keeps its ops alive, so that their ids stay theirs
+        return cost
+
+    def _cost(self, stage: Stage, work: Work) -> Cost:
+        hbm = flops = h2d = d2h = dram = 0.0
         for repeat in work:
+            count = repeat.count
             for op in repeat.ops:
-                count = repeat.count
-                flops += count * (op.gpu_flops + op.cpu_flops)
-                h2d += count * op.h2d_bytes
-                d2h += count * op.d2h_bytes
-                dram += count * op.dram_bytes
-                num_bytes += count * op.hbm_bytes
-        num_bytes = {"gpu": num_bytes, "cpu": dram, "h2d": h2d, "d2h": d2h}[resource]
-        return Cost(phases, num_bytes, flops, h2d, d2h, dram)
+                if op.kind is OpKind.COPY or op.kind in _CPU_KINDS:
+                    flops += count * op.cpu_flops
+                    h2d += count * op.h2d_bytes
+                    d2h += count * op.d2h_bytes
+                    dram += count * op.dram_bytes
+                else:
+                    flops += count * op.gpu_flops
+                    hbm += count * op.hbm_bytes
+        num_bytes = {"gpu": hbm, "cpu": dram, "h2d": h2d, "d2h": d2h}[stage.resource]
+        return Cost(self._phases(stage, work), num_bytes, flops, h2d, d2h, dram)
 
     # Phases ----------------------------------------------------------------------------------------------------------
 

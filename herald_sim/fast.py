@@ -253,7 +253,7 @@ class _Prices:
                 for group in planned.launch.groups
             ]
             stage, layer = planned.launch.stage, planned.launch.layer
-            key = (stage.name, self._costs.layer_class(stage, planned.launch.shape, layer))
+            key = (stage.name, self._costs.layer_classes(stage, planned.launch.shape)[layer])
             if key not in known:
                 known[key] = self._costs.total_ns(stage, launch_shape(groups, self._length), layer)
             found.append(known[key])
@@ -261,7 +261,7 @@ class _Prices:
 
     def _times(self, launch: Launch, at: NDArray[np.int_]) -> Array | float:
         stage = launch.stage
-        alike = self._costs.layer_class(stage, launch.shape, launch.layer)
+        alike = self._costs.layer_classes(stage, launch.shape)[launch.layer]
         key = (stage.name, tuple(group.mode for group in launch.groups), alike)
         if key not in self._known:
             deciding = stage.name == self._costs.pipeline.template.denoise.name

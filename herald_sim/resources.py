@@ -10,6 +10,7 @@ from math import ceil
 from typing import Any
 
 import simpy
+from simpy.events import Timeout
 
 from herald_sim.clock import Clock
 from herald_sim.cost import Flow, Kernels, Uses
@@ -28,6 +29,7 @@ class Work:
         "armed_ns",
         "began",
         "end_ns",
+        "ends_ns",
         "flow",
         "kernel_ns",
         "kernels",
@@ -50,7 +52,8 @@ class Work:
     remaining: float
     since_ns: int
     speed: float
-    timer: simpy.Event
+    ends_ns: int
+    timer: Timeout
 
 
 Done = Callable[[Any, int], None]
@@ -89,23 +92,23 @@ class Gpu:
         self._small = work
         work.left = work.kernels.count
         work.kernel_ns = work.kernels.kernel_ns
-        self._plan_small(work, now)
+        self._plan_small(work, now, now)
 
-    def _plan_small(self, work: Work, now: float) -> None:
-        """Find where the small launch's remaining kernels end, first waiting at ``now``."""
+    def _plan_small(self, work: Work, at: float, now: int) -> None:
+        """Find where the small launch's remaining kernels end, first waiting at ``at``."""
         large, left = self._large, work.left
         if large is None:
-            work.began, work.alone = now, True
-            self._arm(work, now + left * work.kernel_ns)
+            work.began, work.alone = at, True
+            self._arm(work, at + left * work.kernel_ns, now)
             return
         work.alone = False
-        position = now - large.began - large.pushed
+        position = at - large.began - large.pushed
         inside, reached = _boundaries(large.kernels, position, left)
         pushed = inside * work.kernel_ns
         large.pushed += pushed
-        self._arm(large, large.began + large.kernels.total_ns + large.pushed)
+        self._arm(large, large.began + large.kernels.total_ns + large.pushed, now)
         if inside == left:
-            self._arm(work, now + max(0.0, reached - position) + pushed)
+            self._arm(work, at + max(0.0, reached - position) + pushed, now)
         else:
             # The rest waits for what follows the large launch; its end is planned then.
             work.left = left - inside
@@ -116,44 +119,45 @@ class Gpu:
         self._large = work
         if small is None or not small.alone:
             work.began = now
-            self._arm(work, now + work.kernels.total_ns)
+            self._arm(work, now + work.kernels.total_ns, now)
             return
         # The small launch runs alone: the kernel that it is in ends first.
         elapsed = now - small.began
         started = min(small.left, int(elapsed / small.kernel_ns) + 1)
         work.began = max(float(now), small.began + started * small.kernel_ns)
         small.left -= started
-        self._arm(work, work.began + work.kernels.total_ns)
+        self._arm(work, work.began + work.kernels.total_ns, now)
         if small.left:
-            self._plan_small(small, work.began)
+            self._plan_small(small, work.began, now)
         else:
             # It is in its last kernel: the end that was planned stands.
             small.alone = False
 
-    def _arm(self, work: Work, end: float) -> None:
+    def _arm(self, work: Work, end: float, now: float) -> None:
         """Let ``work`` end at ``end``. Ends only ever move later, so an earlier timer is kept and asks again."""
         end_ns = work.end_ns = round(end)
         if work.armed_ns is None:
-            self._timer(work, end_ns)
+            self._timer(work, end_ns, now)
 
-    def _timer(self, work: Work, at_ns: int) -> None:
+    def _timer(self, work: Work, at_ns: int, now: float) -> None:
         work.armed_ns = at_ns
-        self._env.after(at_ns - self._env.now_ns, work, self._fire)
+        timer = Timeout(self._env, at_ns - int(now), work)
+        timer.callbacks.append(self._fire)
 
     def _fire(self, event: simpy.Event) -> None:
         work: Work = event._value
+        now, end = work.armed_ns, work.end_ns
         work.armed_ns = None
-        if work.end_ns is None:
+        if end is None or now is None:
             return
-        now = self._env.now_ns
-        if work.end_ns > now:
-            self._timer(work, work.end_ns)
+        if end > now:
+            self._timer(work, end, now)
             return
         if work is self._large:
             self._large = None
             small = self._small
             if small is not None and small.end_ns is None:
-                self._plan_small(small, now)
+                self._plan_small(small, now, now)
             if self._waiting[False]:
                 self._begin_large(self._waiting[False].popleft(), now)
         else:
@@ -239,14 +243,19 @@ class SharedRates:
                     work.remaining -= (now - work.since_ns) * before
                 work.since_ns = now
                 work.speed = speed
-                work.timer = self._env.after(round(work.remaining / speed), work, self._fire)
+                delay = round(work.remaining / speed)
+                if delay < 0:
+                    delay = 0
+                work.ends_ns = now + delay
+                timer = work.timer = Timeout(self._env, delay, work)
+                timer.callbacks.append(self._fire)
         self._slowed = slowed
 
     def _fire(self, event: simpy.Event) -> None:
         work: Work = event._value
         if event is not work.timer:
             return  # a speed has changed since: another event ends it
-        now = self._env.now_ns
+        now = work.ends_ns
         self._active.remove(work)
         if self._slowed:
             self._share(now)

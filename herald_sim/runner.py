@@ -15,7 +15,7 @@ from herald_pipeline.stages import RowGroup
 from herald_pipeline.steps import FixedSteps, Steps
 from herald_sim.checks import Ledger
 from herald_sim.clock import Clock
-from herald_sim.cost import Cost, CostModel, Kernels
+from herald_sim.cost import Cost, CostModel
 from herald_sim.resources import Gpu, SharedRates, Work
 
 
@@ -80,6 +80,7 @@ class Simulation:
         """The host: issues launches in order, and waits where it must know what a forward found."""
         launches = self.program.launches()
         feedback: Feedback | None = None
+        now = 0
         while True:
             try:
                 launch = launches.send(feedback)
@@ -87,20 +88,21 @@ class Simulation:
                 return
             feedback = None
             if isinstance(launch, Idle):
-                yield self.env.timeout(max(0, launch.until_ns - self.env.now_ns))
+                yield self.env.timeout(max(0, launch.until_ns - now))
+                now = self.env.now_ns
                 continue
-            run = self._enqueue(launch)
+            run = self._enqueue(launch, now)
             if launch.stage.decides:
                 if launch.id in self._pending:
                     run.ended = self.env.event()
                     yield run.ended
-                feedback = self._feedback(launch)
+                    now = self.env.now_ns
+                feedback = self._feedback(launch, now)
 
     # Launches --------------------------------------------------------------------------------------------------------
 
-    def _enqueue(self, launch: Launch) -> _Run:
+    def _enqueue(self, launch: Launch, now: int) -> _Run:
         """Behind its stream's newest launch and the launches that it waits for."""
-        now = self.env.now_ns
         run = _Run(launch, self._costs.price(launch), now)
         pending, stream = self._pending, launch.stage.stream
         newest = self._newest.get(stream)
@@ -128,7 +130,7 @@ class Simulation:
             return
         run.phase = number + 1
         phase = phases[number]
-        if isinstance(phase, Kernels):
+        if phase.on_gpu:
             self._gpu.start(run, phase, self._small[run.launch.stage.stream], now)
         else:
             self._rates.start(run, phase, now)
@@ -158,9 +160,8 @@ class Simulation:
 
     # Decoding --------------------------------------------------------------------------------------------------------
 
-    def _feedback(self, launch: Launch) -> Feedback:
+    def _feedback(self, launch: Launch, now: int) -> Feedback:
         """Which rows still hold masked positions after this forward."""
-        now = self.env.now_ns
         if self._fixed is not None:
             # In lockstep with one T every row is as far as the batch.
             masked = any(not group.mode.completes for group in launch.groups)
