@@ -73,7 +73,7 @@ def test_profiles_are_compared_number_by_number(tmp_path):
 
 
 def test_files_of_two_kinds_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="is a result and .* is a trace; compare two of one kind"):
+    with pytest.raises(ConfigError, match=r"is a result and .* is a trace; compare two of one kind"):
         diff(result(tmp_path, "a.json"), trace_file(tmp_path, "b.json"))
 
 

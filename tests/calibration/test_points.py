@@ -39,7 +39,11 @@ def test_a_line_that_leaves_things_open_has_the_defaults():
 
 @pytest.mark.parametrize(
     ("change", "problem"),
-    [({"batch": 0}, "batch must be >= 1"), ({"context": -1}, "context must be >= 0"), ({"set": "train"}, "set must be")],
+    [
+        ({"batch": 0}, "batch must be >= 1"),
+        ({"context": -1}, "context must be >= 0"),
+        ({"set": "train"}, "set must be"),
+    ],
 )
 def test_a_point_that_cannot_be_is_refused(change, problem):
     with pytest.raises(ConfigError, match=problem):

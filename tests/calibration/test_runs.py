@@ -39,7 +39,9 @@ def test_own_runs_are_read_back_as_they_were(tmp_path):
 def test_a_missing_column_is_named_with_the_columns_that_a_table_has(tmp_path):
     with pytest.raises(ConfigError) as refused:
         read_samples(written(tmp_path, "method,context,throughput_tok_s\ndense,1024,90\n"))
-    assert "column 'batch' is missing; a table of runs has method, context, batch, throughput_tok_s" in str(refused.value)
+    assert "column 'batch' is missing; a table of runs has method, context, batch, throughput_tok_s" in str(
+        refused.value
+    )
 
 
 def test_a_misspelled_column_is_refused_with_the_closest(tmp_path):
