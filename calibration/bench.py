@@ -67,6 +67,8 @@ class Bench:
         Fewer points and smaller sizes: about a minute on two cores.
     found
         Raw rates of parts that ran before, by path: efficiencies are shares of them.
+    square
+        Rows and quantity of the square products, which two parts need and one measures.
     """
 
     shape: ModelShape
@@ -80,6 +82,7 @@ class Bench:
     block_length: int = 32
     quick: bool = False
     found: dict[str, float] = field(default_factory=dict)
+    square: tuple[list[Row], list[Value]] | None = None
 
     @property
     def on_cuda(self) -> bool:

@@ -77,13 +77,11 @@ def fit(
     json_: Json = False,
 ) -> None:
     """Fit engine numbers that no part can isolate to the training runs of a table."""
-    from calibration.fit import DEFAULT_PARAMETERS
     from calibration.procedure import fit_file
     from calibration.text import fit_text
     from herald_pipeline.catalogue import resolve
 
-    names = tuple(parameter or DEFAULT_PARAMETERS)
-    found = fit_file(hardware, resolve(model), measured, names, out, _command())
+    found = fit_file(hardware, resolve(model), measured, tuple(parameter or ()), out, _command())
     _print(found.to_dict(), fit_text(found), json_)
 
 

@@ -22,11 +22,16 @@ from herald_pipeline.errors import ConfigError, ProfileError, did_you_mean
 from herald_pipeline.hardware import Curve, Engine, Origin, Profile, Provenance, Quantity, specs
 from herald_pipeline.model import ModelShape
 
-DEFAULT_PARAMETERS = ("gemm_efficiency", "attention_efficiency")
-"""What a part by itself cannot tell: how much of a kernel's rate is left inside a run, where all share the caches.
 
-The measured curves keep their shape; one factor each is fitted.
-"""
+def default_parameters(profile: Profile) -> tuple[str, ...]:
+    """What is fitted unless said otherwise: the rates of products and of attention.
+
+    A part by itself cannot tell: how much of a kernel's rate is left inside a run, where all share the caches.
+
+    The measured curves keep their shape; one factor each is fitted.
+    """
+    computes = profile.engine.attention_flops_efficiency is not None
+    return "gemm_efficiency", "attention_flops_efficiency" if computes else "attention_efficiency"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +77,11 @@ def fit(
     samples: Sequence[Sample],
     profile: Profile,
     shape: ModelShape,
-    names: Sequence[str] = DEFAULT_PARAMETERS,
+    names: Sequence[str] = (),
 ) -> Fit:
     """Fit engine numbers ``names`` to the training runs (``set`` is ``fit``); held-out runs are not looked at.
+
+    Without ``names``: :func:`default_parameters`.
 
     Training and held-out runs are taken in turn, so what the machine has slowed down since it was measured is in both,
     and goes into the fit.
@@ -84,6 +91,7 @@ def fit(
     ConfigError
         No training runs, fewer of them than parameters, or a parameter that the profile does not state.
     """
+    names = tuple(names) or default_parameters(profile)
     start = _start_values(profile, names)
     targets = _targets(samples)
     if len(targets) < len(names):

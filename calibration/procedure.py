@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from calibration import profile_file
-from calibration.fit import DEFAULT_PARAMETERS, Fit, fit, fitted_tables
+from calibration.fit import Fit, fit, fitted_tables
 from calibration.host import check_same_machine, this_host
 from calibration.points import FIT, Point, check_held_out, default_points
 from calibration.reconcile import Report, predictor, reconcile
@@ -105,7 +105,7 @@ def reconcile_here(
     points: Sequence[Point] | None = None,
     device: str = "cpu",
     rounds: int = 3,
-    names: Sequence[str] = DEFAULT_PARAMETERS,
+    names: Sequence[str] = (),
     command: str = "python -m calibration reconcile",
     say: Say = _stderr,
 ) -> Outcome:
@@ -145,7 +145,7 @@ def reconcile_measured(
     samples = read_samples(measured, say)
     check_profile(profile, [sample.point for sample in samples], shape)
     check_held_out({sample.point: None for sample in samples})
-    return _judge(hardware, profile, shape, samples, DEFAULT_PARAMETERS, out, command, say)[0]
+    return _judge(hardware, profile, shape, samples, (), out, command, say)[0]
 
 
 def _judge(

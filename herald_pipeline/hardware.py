@@ -242,8 +242,11 @@ class Engine:
     ----------
     layer_overhead_us
         Fixed time per layer and forward: launch gaps, norms, small kernels.
-    stage_overhead_us, select_overhead_us
-        Host time per launch of a stage, and per layer of a CPU selection. Absent: contained in the overheads above.
+    retrieval_layer_overhead_us
+        The same per layer of the retrieval's device part. Absent: ``layer_overhead_us``.
+    stage_overhead_us, select_overhead_us, gather_overhead_us, h2d_overhead_us, d2h_overhead_us
+        Host time per launch of a stage, and on top of it per layer of a CPU selection, per gather, and per launch of a
+        copy stream. Absent: contained in the overheads above.
     weight_read_efficiency, attention_efficiency
         Share of ``gpu.bandwidth_gb_s`` at which weights and KV are read.
     gemm_efficiency, grouped_gemm_efficiency
@@ -252,6 +255,9 @@ class Engine:
         Rows to which the tokens of every expert that is hit are padded.
     routed_token_share
         Effective share of tokens that route independently: [MASK] tokens route alike, so fewer experts are hit.
+    attention_flops_efficiency
+        Share of ``gpu.peak_tflop_s`` of attention's products (curve over KV bytes), where they and not the reading
+        decide, as on a CPU core that plays the GPU. Absent: ``gemm_efficiency``.
     sampler_passes
         fp32 passes over the logits, per forwarded token.
     streamed_copy_efficiency, scattered_copy_efficiency
@@ -275,14 +281,19 @@ class Engine:
     name: str = ""
     title: str = ""
     layer_overhead_us: Quantity | None = _quantity("us", "launch")
+    retrieval_layer_overhead_us: Quantity | None = _quantity("us", "launch", optional=True)
     stage_overhead_us: Quantity | None = _quantity("us", "launch", optional=True)
-    select_overhead_us: Quantity | None = _quantity("us", "selection", optional=True)
+    select_overhead_us: Quantity | None = _quantity("us", "launch", optional=True)
+    gather_overhead_us: Quantity | None = _quantity("us", "launch", optional=True)
+    h2d_overhead_us: Quantity | None = _quantity("us", "launch", optional=True)
+    d2h_overhead_us: Quantity | None = _quantity("us", "launch", optional=True)
     weight_read_efficiency: Quantity | None = _quantity("share", "gemm")
     gemm_efficiency: Quantity | None = _quantity("share", "gemm")
     grouped_gemm_efficiency: Quantity | None = _quantity("share", "grouped-gemm", "experts")
     grouped_gemm_tile_rows: Quantity | None = _quantity("rows", "grouped-gemm", "experts")
     routed_token_share: Quantity | None = _quantity("share", "grouped-gemm", "experts")
     attention_efficiency: Quantity | None = _quantity("share", "attention")
+    attention_flops_efficiency: Quantity | None = _quantity("share", "attention", optional=True)
     sampler_passes: Quantity | None = _quantity("passes", "sampler")
     streamed_copy_efficiency: Quantity | None = _quantity("share", "copies", "streamed")
     scattered_copy_efficiency: Quantity | None = _quantity("share", "copies", "scattered")

@@ -341,8 +341,12 @@ class CostModel:
         share = self._read("attention_efficiency", self._engine.attention_efficiency, op.hbm_bytes)
         time = op.hbm_bytes / (self._hbm * share)
         if op.kind is not OpKind.TOP_K:
-            rate = self._peak * self._read("gemm_efficiency", self._engine.gemm_efficiency, op.tokens)
-            time = self._longer(time, op.gpu_flops / rate)
+            own = self._engine.attention_flops_efficiency
+            if own is not None and op.kind is OpKind.ATTENTION:
+                share = self._read("attention_flops_efficiency", own, op.hbm_bytes)
+            else:
+                share = self._read("gemm_efficiency", self._engine.gemm_efficiency, op.tokens)
+            time = self._longer(time, op.gpu_flops / (self._peak * share))
         return time
 
     def _experts_ns(self, op: Op) -> float:

@@ -1,7 +1,8 @@
 """Attention of a denoise step, as the executor runs it, and the raw rate of device memory that it is a share of.
 
-The share is measured with one block of queries a request. On a GPU attention then reads KV and hides its products; a
-CPU core that plays the GPU computes longer than it reads, so there the share says how much of the read rate is left.
+On a GPU one block of queries reads KV and hides its products, so the share of the read rate is measured with a block of
+queries. A CPU core that plays the GPU computes longer than it reads: there the share is measured with one query, and
+the share of the peak rate that the products of a block reach is measured beside it.
 """
 
 from dataclasses import replace
@@ -9,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from calibration.bench import Bench, Part, Value, row_of, widest
+from calibration.parts.gemm import peak_flops
 from calibration.timing import Work
 from herald_exec import kernels
 from herald_exec.attention import attend_partial, merge
@@ -26,41 +28,49 @@ def measure(bench: Bench) -> Part:
     points = [*((rows, keys) for keys in (64, 256, 1024, 4096) for rows in (1, 2)), (1, 8192)]
     if not bench.quick:
         points += [(8, 4096), (8, 16384)]
-
-    def case(rows: int, keys: int) -> Work:
-        q = bench.random(rows, block, shape.num_heads, shape.head_dim)
-        k, v, own_k, own_v = (
-            bench.random(rows, shape.num_kv_heads, length, shape.head_dim) for length in (keys, keys, block, block)
-        )
-        # The prefix and the block's own keys, joined: what a step does in every layer.
-        return lambda: merge(attend_partial(q, k, v), attend_partial(q, own_k, own_v))
-
-    cases = {f"{rows}x{keys}": case(rows, keys) for rows, keys in points}
+    queries = (block,) if bench.on_cuda else (1, block)
+    cases = {(x, rows, keys): _case(bench, x, rows, keys) for x in queries for rows, keys in points}
     # Attention is most of a step at long contexts: twice the samples.
-    timings = replace(bench, plan=replace(bench.plan, repeats=2 * bench.plan.repeats)).time(cases)
-    curve: dict[float, float] = {}
-    for rows, keys in points:
-        timing = timings[f"{rows}x{keys}"]
+    many = replace(bench, plan=replace(bench.plan, repeats=2 * bench.plan.repeats))
+    found = many.time({str(key): work for key, work in cases.items()})
+    timings = {key: found[str(key)] for key in cases}
+    peak = 0.0 if bench.on_cuda else peak_flops(bench)
+    read: dict[float, float] = {}
+    computed: dict[float, float] = {}
+    for (x, rows, keys), timing in timings.items():
         num_bytes = rows * (keys + block) * entry
-        share = num_bytes / timing.seconds / GB / rate
-        curve[num_bytes] = min(1.0, share)
-        flops = 4.0 * rows * block * (keys + block) * shape.num_heads * shape.head_dim
-        columns = {"rows": rows, "prefix": keys, "bytes": num_bytes, "gb_s": round(num_bytes / timing.seconds / GB, 4)}
-        part.rows.append(row_of(timing, case="attention", **columns, gflop_s=round(flops / timing.seconds / GB, 2)))
-    x = tuple(sorted(curve))
+        flops = 4.0 * rows * x * (keys + block) * shape.num_heads * shape.head_dim
+        if x == queries[0]:
+            read[num_bytes] = min(1.0, num_bytes / timing.seconds / GB / rate)
+        if not bench.on_cuda and x == block:
+            computed[num_bytes] = min(1.0, flops / timing.seconds / peak)
+        columns = {"queries": x, "rows": rows, "prefix": keys, "bytes": num_bytes}
+        rates = {"gb_s": round(num_bytes / timing.seconds / GB, 4), "gflop_s": round(flops / timing.seconds / GB, 2)}
+        part.rows.append(row_of(timing, case="attention", **columns, **rates))
+    spread = widest(timings.values())
     group = shape.group_size
-    part.values.append(
-        Value(
-            "engine.attention_efficiency",
-            "share",
-            tuple(curve[b] for b in x),
-            x,
-            "B",
-            widest(timings.values()),
-            f"{block} queries a request, {group} query heads a KV head, {bench.dtype}",
-        )
-    )
+    note = f"query heads a KV head: {group}, {bench.dtype}"
+    part.values.append(_curve("engine.attention_efficiency", read, spread, f"{queries[0]} queries a request, {note}"))
+    if computed:
+        path = "engine.attention_flops_efficiency"
+        part.values.append(_curve(path, computed, spread, f"{block} queries a request, {note}"))
     return part
+
+
+def _curve(path: str, shares: dict[float, float], spread: float, note: str) -> Value:
+    x = tuple(sorted(shares))
+    return Value(path, "share", tuple(shares[num_bytes] for num_bytes in x), x, "B", spread, note)
+
+
+def _case(bench: Bench, queries: int, rows: int, keys: int) -> Work:
+    """Attention to the prefix and to the block's own keys, joined: what a step does in every layer."""
+    shape = bench.shape
+    q = bench.random(rows, queries, shape.num_heads, shape.head_dim)
+    k, v, own_k, own_v = (
+        bench.random(rows, shape.num_kv_heads, length, shape.head_dim)
+        for length in (keys, keys, bench.block_length, bench.block_length)
+    )
+    return lambda: merge(attend_partial(q, k, v), attend_partial(q, own_k, own_v))
 
 
 def device_read(bench: Bench, part: Part) -> tuple[float, float, str]:

@@ -10,20 +10,24 @@ from dataclasses import replace
 import torch
 from torch.nn import functional
 
-from calibration.bench import Bench, Part, Value, row_of, widest
+from calibration.bench import Bench, Part, Row, Value, row_of, widest
 from calibration.timing import Timing, Work
 from herald_exec.models import BlockModel, random_model
 from herald_exec.models.weights import DenseWeights
 from herald_pipeline.units import GB
 from herald_pipeline.work import WEIGHT_BYTES
 
+PEAK = "machine.gpu.peak_tflop_s"
 _MAX_WEIGHT_BYTES = 4 * GB
 
 
 def measure(bench: Bench) -> Part:
     """Peak rate, then products and whole layers (without attention) over token rows."""
     part = Part("gemm")
-    peak = _peak(bench, part)
+    rows_of_peak, values_of_peak = peak_part(bench)
+    part.rows += rows_of_peak
+    part.values += values_of_peak
+    peak = bench.found[PEAK] * 1e12
     model = layers_model(bench)
     rows = token_rows(bench)
     cases: dict[str, Work] = {}
@@ -120,20 +124,27 @@ def _matrices(model: BlockModel, layer: int) -> tuple[torch.Tensor, ...]:
     return weights.qkv, weights.output, weights.ffn.gate_up, weights.ffn.down
 
 
-def _peak(bench: Bench, part: Part) -> float:
+def peak_flops(bench: Bench) -> float:
     """Highest FLOP/s of square products."""
+    peak_part(bench)
+    return bench.found[PEAK] * 1e12
+
+
+def peak_part(bench: Bench) -> tuple[list[Row], list[Value]]:
+    """Rows and quantity of the highest rate of square products, measured once for all parts."""
+    if bench.square is not None:
+        return bench.square
     sizes = (512, 768, 1024) if not bench.on_cuda else (4096, 8192)
     pairs = {n: (bench.random(n, n), bench.random(n, n)) for n in sizes}
     timings = bench.time({str(n): lambda n=n: pairs[n][0] @ pairs[n][1] for n in sizes})  # type: ignore[misc]
     rates = {n: 2.0 * n**3 / timings[str(n)].seconds for n in sizes}
     best = max(rates, key=rates.__getitem__)
-    part.rows += [row_of(timings[str(n)], case="square", rows=n, gflop_s=round(rates[n] / GB, 2)) for n in sizes]
+    rows = [row_of(timings[str(n)], case="square", rows=n, gflop_s=round(rates[n] / GB, 2)) for n in sizes]
+    bench.found[PEAK] = rates[best] / 1e12
     note = f"square of {best}, {bench.dtype}"
-    value = Value(
-        "machine.gpu.peak_tflop_s", "TFLOP/s", rates[best] / 1e12, spread=timings[str(best)].spread, note=note
-    )
-    part.values.append(value)
-    return rates[best]
+    values = [Value(PEAK, "TFLOP/s", bench.found[PEAK], spread=timings[str(best)].spread, note=note)]
+    bench.square = rows, values
+    return bench.square
 
 
 def _row(timing: Timing, num_layers: int, rows: int, flops: float, case: str) -> dict[str, object]:
