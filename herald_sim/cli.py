@@ -102,6 +102,7 @@ def run(
     trace_out: Annotated[Path | None, typer.Option("--trace-out", help="Chrome trace (.json or .json.gz).")] = None,
     check: Annotated[bool, typer.Option("--check", help="Run the invariants.")] = False,
     fast: Annotated[bool, typer.Option("--fast", help="Leave contention out; many blocks at once.")] = False,
+    interval: Annotated[bool, typer.Option(help="95% interval from the spreads of the profile's numbers.")] = True,
     as_json: Json = False,
 ) -> None:
     """Simulate one configuration, event by event."""
@@ -147,6 +148,13 @@ def run(
     result = simulate(
         pipeline, profile, workload, memory=options.memory(profile), check=check, trace_out=trace_out, fast=fast
     )
+    if interval and result.throughput_tok_s is not None:
+        from dataclasses import replace
+
+        from herald_sim.intervals import interval as interval_of
+
+        known = interval_of(pipeline, profile, workload, result.throughput_tok_s, seed=seed)
+        result = replace(result, interval=known)
     if as_json:
         _print_json(result.to_dict())
     else:

@@ -92,14 +92,19 @@ def simulate(
 
 
 _FEW_BLOCKS = 6
-_validated: set[tuple[str, int, int, str, int]] = set()
+_validated: set[tuple[Any, ...]] = set()
 
 
 def _validate(pipeline: Pipeline) -> None:
     """Refuse a description with hazards or deadlocks; each structure is looked at once."""
-    settings = pipeline.settings
+    settings, template = pipeline.settings, pipeline.template
     key = (
-        pipeline.method.name,
+        pipeline.method.build,
+        template.edges,
+        tuple(
+            (stage.name, stage.stream, stage.reads, stage.writes, stage.drafts, stage.completes, stage.decides)
+            for stage in template.stages()
+        ),
         settings.queries,
         settings.exact_layers,
         settings.exact_layers_on,
