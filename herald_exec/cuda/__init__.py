@@ -5,7 +5,7 @@ positions that pools keep on the host, and policies that read whole logits need 
 device's streams, with the same results and at a fraction of the speed; :func:`fused_problem` says which it will be.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from herald_exec.cuda.streams import CudaStreams
 from herald_exec.session import Action, Session
@@ -24,6 +24,9 @@ def fused_problem(session: Session) -> str | None:
         return "Triton is not installed (it comes with the CUDA builds of PyTorch)"
     if session.pools.partial is not None:
         return "partial keys are written by the plain actions"
+    held = [session.pools.stores.get(name) for name in ("full", "exact", "sparse")]
+    if not all(any(store is not None and store.holds(layer) for store in held) for layer in range(session.num_layers)):
+        return "steps go layer by layer over KV that is brought to the device"
     if session.pools.check:
         return "check keeps positions on the host"
     return policy_problem(session.policy)
@@ -37,14 +40,16 @@ def open_device(
     problem = fused_problem(session)
     session.path = "fused" if problem is None else f"unfused: {problem}"
     actions: dict[str, Action] = {}
+    on_close: Callable[[], None] = lambda: None  # noqa: E731 - nothing to free
     if problem is None:
         from herald_exec.cuda.actions import DeviceActions
 
         try:
-            actions = DeviceActions(session).table()
+            device = DeviceActions(session)
         except RuntimeError as error:
             message = f"preparing {session.device}: {error}; lower the batch or the context"
             raise RunError(message) from error
+        actions, on_close = device.table(), device.close
     priority = {stream.name for stream in streams if stream.high_priority}
     names = [stream.name for stream in streams]
-    return CudaStreams(names, session.device, high_priority=priority, cores=cores), actions
+    return CudaStreams(names, session.device, high_priority=priority, cores=cores, on_close=on_close), actions

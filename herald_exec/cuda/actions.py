@@ -4,6 +4,7 @@ Only what is worth it is here; select and gather are the same functions as on th
 of passes with more than one query.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,6 +36,8 @@ class DeviceActions:
         self.forward = LaneForward(session, bucket(groups * slots), graphs=graphs)
         self.acceptance = Acceptance(session, self.forward.table)
         self.selection = SelectionPass(session, graphs=graphs) if has_own_pass(session.pipeline) else None
+        served = Counter(source(session, layer).name for layer in range(session.num_layers))
+        self._layers = [(session.pools.stores[name], layers) for name, layers in served.items()]
         self._prepared = False
         self._filled = False
         stores = session.pools.stores
@@ -93,13 +96,11 @@ class DeviceActions:
 
     def _kv_bytes(self, rows: Sequence[Row], drafting: int) -> int:
         """KV bytes that attention reads (each row's prefix once) and writes (the lanes' own)."""
-        session, block = self.session, self.session.block_length
-        own = (len(rows) + drafting) * block
+        own = (len(rows) + drafting) * self.session.block_length
         entries = 0
-        for layer in range(session.num_layers):
-            store = source(session, layer)
-            entries += sum(prefix_length(store, row) for row in rows) + own
-        return entries * session.entry_bytes()
+        for store, layers in self._layers:
+            entries += layers * (sum(prefix_length(store, row) for row in rows) + own)
+        return entries * self.session.entry_bytes()
 
     def prefill(self, session: Session, task: Task) -> None:
         """As on the CPU; synthetic KV is drawn in place, and the graphs of a full batch are captured first."""

@@ -1,13 +1,27 @@
 """CUDA graphs that several threads capture and replay, each on its own stream."""
 
+import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 
 T = TypeVar("T")
 _CAPTURING = threading.Lock()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection: one that frees an old graph or event in this thread would spoil the capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class GraphMemory:
@@ -26,7 +40,7 @@ class GraphMemory:
         working with the device meanwhile; only captures wait for one another.
         """
         graph = torch.cuda.CUDAGraph()
-        with _CAPTURING:
+        with _CAPTURING, _no_collection():
             torch.cuda.current_stream().synchronize()
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:

@@ -9,8 +9,6 @@ What waits for what:
 Times are the device's: events before and after the work, put on the streams' clock once they have passed.
 """
 
-import threading
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,18 +19,24 @@ import torch
 from herald_exec.streams import Completion, ThreadStreams, _Item
 
 _NS_PER_MS = 1e6
+_NEW_ANCHOR_NS = 1_000_000_000
+"""Age of the anchor between the device's clock and the host's after which a new one is taken: they drift by ppm."""
 
 
 @dataclass(slots=True, eq=False)
 class DeviceCompletion(Completion):
     """A completion that has ended when the host has issued its work and the device has passed ``ended``.
 
-    ``begun`` and ``ended`` are ``None`` for work of the host alone.
+    ``begun`` and ``ended`` are ``None`` for work of the host alone; ``after`` is what it waited for, ``then`` whom to
+    tell once its times are known, and ``timed`` that they are.
     """
 
     stream: str = ""
     begun: Any = None
     ended: Any = None
+    after: tuple[Completion, ...] = ()
+    then: Callable[[], None] | None = None
+    timed: bool = False
 
     @property
     def done(self) -> bool:
@@ -51,6 +55,8 @@ class CudaStreams(ThreadStreams):
         The GPU.
     high_priority
         Streams whose kernels go before those of others that wait for a multiprocessor.
+    on_close
+        Called once the device is idle: frees what was kept for the streams.
 
     Notes
     -----
@@ -65,6 +71,7 @@ class CudaStreams(ThreadStreams):
         *,
         high_priority: Collection[str] = (),
         cores: Mapping[str, frozenset[int]] | None = None,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self.device = device
         self._device_streams = {
@@ -72,16 +79,13 @@ class CudaStreams(ThreadStreams):
             for name in names
         }
         self._newest: dict[str, Any] = {}
-        self._unsettled: dict[str, deque[tuple[DeviceCompletion, Callable[[], None]]]] = {n: deque() for n in names}
-        self._settling = threading.Lock()
+        self._untimed: list[DeviceCompletion] = []
+        self._ends_ns = dict.fromkeys(names, 0)
+        self._on_close = on_close
+        self._clock_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         torch.cuda.synchronize(device)  # once, before anything runs: what was prepared on other streams is there
         super().__init__(names, cores)
-        # The common clock: an event and the host's time at which the idle device passed it.
-        self._origin = _event()
-        with torch.cuda.device(device):
-            self._origin.record(self._device_streams[names[0]])
-        self._origin.synchronize()
-        self._origin_ns = self.now_ns()
+        self._origin, self._origin_ns = self._anchor()
 
     def wait(self, completion: Completion) -> Any:
         """Value of the work once it has ended on the device; the run's error if it has failed meanwhile."""
@@ -102,24 +106,28 @@ class CudaStreams(ThreadStreams):
     def when_ended(self, completion: Completion, then: Callable[[], None]) -> None:
         """Call ``then`` from the thread that next waits for something, once the device has passed the work."""
         assert isinstance(completion, DeviceCompletion)
-        self._unsettled[completion.stream].append((completion, then))
+        completion.then = then
 
     def close(self) -> None:
         """End the threads and wait for the device, so that memory may be freed."""
         if self._closed:
             return
         super().close()
-        for stream in self._device_streams.values():
-            try:
+        try:
+            for stream in self._device_streams.values():
                 stream.synchronize()
-            except RuntimeError:
-                # A broken device says so again at every call; the run already ends with the first error.
-                break
+        except RuntimeError as problem:
+            # A broken device says so again at every call: the run ends with its first error.
+            self._fail(problem)
+        self._untimed.clear()
+        self._on_close()
 
     # Inside the threads ----------------------------------------------------------------------------------------------
 
     def _completion(self, stream: str, label: str) -> Completion:
-        return DeviceCompletion(label, queued_ns=self.now_ns(), stream=stream)
+        completion = DeviceCompletion(label, queued_ns=self.now_ns(), stream=stream)
+        self._untimed.append(completion)
+        return completion
 
     @contextmanager
     def _on_stream(self, name: str) -> Iterator[None]:
@@ -129,6 +137,7 @@ class CudaStreams(ThreadStreams):
     def _carry_out(self, item: _Item) -> None:
         completion = item.completion
         assert isinstance(completion, DeviceCompletion)
+        completion.after = item.after
         name, earlier = completion.stream, [found for found in item.after if isinstance(found, DeviceCompletion)]
         if item.host:
             # The stream's own earlier work too: its copies may still be under way.
@@ -154,24 +163,44 @@ class CudaStreams(ThreadStreams):
     # Times -----------------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Times of all work that has ended, in the order of each stream; ``main`` last, its gaps are judged by others.
+        """Times of all work that has ended, in the order of issue; what has not ended is left for later.
 
-        What has not ended is left for later: nothing waits here.
+        Called by the issuing thread alone.
         """
-        with self._settling:
-            for name in sorted(self._unsettled, key=lambda known: known == "main"):
-                waiting = self._unsettled[name]
-                while waiting and waiting[0][0].done:
-                    completion, then = waiting.popleft()
-                    self._put_on_clock(completion)
-                    then()
+        if self.now_ns() - self._origin_ns > _NEW_ANCHOR_NS:
+            self._origin, self._origin_ns = self._anchor()
+        waiting: list[DeviceCompletion] = []
+        held: set[str] = set()
+        for completion in self._untimed:
+            ready = completion.stream not in held and completion.done
+            if ready and all(earlier.timed for earlier in completion.after if isinstance(earlier, DeviceCompletion)):
+                self._time(completion)
+                if completion.then is not None:
+                    completion.then()
+            else:
+                held.add(completion.stream)
+                waiting.append(completion)
+        self._untimed = waiting
 
-    def _put_on_clock(self, completion: DeviceCompletion) -> None:
-        if completion.ended is None:
-            return
-        completion.start_ns = self._on_clock(completion.begun)
-        # Work with a part of the host's (a download put into pages) records its event behind that part.
-        completion.end_ns = max(self._on_clock(completion.ended), completion.start_ns)
+    def _time(self, completion: DeviceCompletion) -> None:
+        """Put a completion on the common clock, not before what it waited for: clocks of two devices never agree."""
+        if completion.ended is not None:
+            completion.start_ns = self._on_clock(completion.begun)
+            # Work with a part of the host's (a download put into pages) records its event behind that part.
+            completion.end_ns = self._on_clock(completion.ended)
+        not_before = max([self._ends_ns[completion.stream], *(earlier.end_ns for earlier in completion.after)])
+        completion.start_ns = max(completion.start_ns, not_before)
+        completion.end_ns = max(completion.end_ns, completion.start_ns)
+        self._ends_ns[completion.stream] = completion.end_ns
+        completion.timed, completion.after = True, ()
+
+    def _anchor(self) -> tuple[torch.cuda.Event, int]:
+        """An event and the host's time at which an idle stream passed it: where device times meet the host's."""
+        event = _event()
+        with torch.cuda.device(self.device):
+            event.record(self._clock_stream)
+        event.synchronize()
+        return event, self.now_ns()
 
     def _on_clock(self, event: Any) -> int:
         return self._origin_ns + int(self._origin.elapsed_time(event) * _NS_PER_MS)
