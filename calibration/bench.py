@@ -168,6 +168,7 @@ def row_of(timing: Timing, **columns: Any) -> Row:
         "spread": round(timing.spread, 4),
         "samples": len(timing.samples),
         "warmup": timing.warmup,
+        "disturbed": timing.disturbed,
         "all_seconds": " ".join(f"{sample:.4g}" for sample in timing.samples),
     }
 

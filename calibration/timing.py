@@ -77,7 +77,7 @@ class Plan:
     repeats
         Samples that count.
     more
-        Further rounds of ``repeats`` samples while the spread is too large.
+        Further rounds of ``repeats`` samples while the spread is too large; the newest round counts.
     sample_s
         Least duration of a sample: short work is repeated within it.
     max_spread
@@ -104,11 +104,15 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Samples of one case, in seconds of one call, after ``warmup`` that were thrown away."""
+    """Samples of one case, in seconds of one call, after ``warmup`` that were thrown away.
+
+    ``disturbed`` counts samples of earlier rounds that did not agree.
+    """
 
     name: str
     samples: tuple[float, ...]
     warmup: int
+    disturbed: int = 0
 
     @property
     def seconds(self) -> float:
@@ -150,7 +154,8 @@ def spread(samples: tuple[float, ...]) -> float:
 def interleaved(cases: Mapping[str, Work], plan: Plan, clock: Clock) -> dict[str, Timing]:
     """Time every case, one sample of each in turn; refuse those whose samples disagree to the end.
 
-    Cases whose spread is too large are sampled ``plan.more`` rounds further before they are refused.
+    Cases whose spread is too large are sampled anew, up to ``plan.more`` times, before they are refused: a disturbance
+    that passes costs time, not truth.
 
     Raises
     ------
@@ -158,16 +163,20 @@ def interleaved(cases: Mapping[str, Work], plan: Plan, clock: Clock) -> dict[str
         For the first case that is refused; the samples are shown.
     """
     counts = {name: _warm_up(work, plan, clock) for name, work in cases.items()}
-    samples: dict[str, list[float]] = {name: [] for name in cases}
+    samples: dict[str, list[float]] = {}
+    disturbed = dict.fromkeys(cases, 0)
     wanted = list(cases)
     for _ in range(1 + plan.more):
+        for name in wanted:
+            disturbed[name] += len(samples.get(name, ()))
+            samples[name] = []
         for _ in range(plan.repeats):
             for name in wanted:
                 samples[name].append(clock.seconds(cases[name], counts[name]) / counts[name])
         wanted = [name for name in wanted if spread(tuple(samples[name])) > plan.max_spread]
         if not wanted:
             break
-    timings = {name: Timing(name, tuple(samples[name]), plan.warmup) for name in cases}
+    timings = {name: Timing(name, tuple(samples[name]), plan.warmup, disturbed[name]) for name in cases}
     for timing in timings.values():
         timing.check(plan.max_spread)
     return timings

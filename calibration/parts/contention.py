@@ -19,7 +19,7 @@ def measure(bench: Bench) -> Part:
     """Products and attention of the main stream, each beside selection and beside copies of the retrieval stream."""
     part = Part("contention")
     # What disturbs is the question here; no number of the profile comes of it, so nothing is refused.
-    bench = replace(bench, plan=replace(bench.plan, max_spread=1.0, more=0))
+    bench = replace(bench, plan=replace(bench.plan, max_spread=1e9, more=0))
     shape, block = bench.shape, bench.block_length
     model = gemm.layers_model(bench)
     q = bench.random(4, block, shape.num_heads, shape.head_dim)
