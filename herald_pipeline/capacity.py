@@ -132,7 +132,7 @@ class Budget:
     @property
     def kv_bytes_per_request(self) -> float:
         """Pool bytes of one request in both memories."""
-        names = ("weights", "logits", "activations", "prefill")
+        names = ("weights", "retrieval_weights", "logits", "activations", "prefill")
         return sum(item.num_bytes for item in self.items if item.name not in names) / self.batch
 
     @property
@@ -187,7 +187,7 @@ def request_size(pipeline: Pipeline, tokens: int) -> RequestSize:
 
 def pool_bytes(pool: Pool, size: RequestSize, batch: int) -> float:
     """Bytes of a pool with all its buffers, for ``batch`` requests of this size."""
-    return batch * pool.buffers * pool.bytes_per_request(size)
+    return (1 if pool.fixed else batch) * pool.buffers * pool.bytes_per_request(size)
 
 
 def budget(pipeline: Pipeline, tokens: int, batch: int, memory: Memory, *, prefill_rows: int = 1) -> Budget:
@@ -220,6 +220,7 @@ def _budget(pipeline: Pipeline, size: RequestSize, batch: int, memory: Memory, p
 
 def _describe(pool: Pool, size: RequestSize, batch: int) -> str:
     each = format_bytes(pool.bytes_per_request(size))
+    batch = 1 if pool.fixed else batch
     buffers = "" if pool.buffers == 1 else f" x {pool.buffers} buffers"
     return f"{batch} x {each}{buffers}" + (f": {pool.purpose}" if pool.purpose else "")
 

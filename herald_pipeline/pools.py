@@ -82,6 +82,8 @@ class Pool:
         ``bytes_per_request`` times the batch, because a launch moves the whole batch.
     prompt_only
         Used while one request's prompt is prefilled: counted once, not per request of the batch.
+    fixed
+        One for the whole run: its bytes do not grow with the batch.
     pinned
         Page-locked host memory, so that copies to the device are asynchronous.
     """
@@ -93,5 +95,6 @@ class Pool:
     buffers: int = 1
     shared: bool = False
     prompt_only: bool = False
+    fixed: bool = False
     pinned: bool = False
     purpose: str = ""

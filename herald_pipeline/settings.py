@@ -32,6 +32,10 @@ class Settings:
         Storage format of KV in device memory (and on the link) and in host memory.
     proxy_fraction
         InfiniGen's partial keys: share of the head dimension that the proxy reads.
+    retrieval_fraction
+        SpeContext's retrieval model: its parameters as a share of the main model's active ones.
+    selection_overlap
+        SpeContext's elastic loading: share of a block's selected entries that the block before had selected too.
     """
 
     block_length: int = 32
@@ -43,6 +47,8 @@ class Settings:
     kv_dtype: KVDtype = KVDtype.BF16
     dram_kv_dtype: KVDtype = KVDtype.BF16
     proxy_fraction: float = 0.2
+    retrieval_fraction: float = 0.1
+    selection_overlap: float = 0.0
 
     def __post_init__(self) -> None:
         problems = [
@@ -52,6 +58,8 @@ class Settings:
             check_number(self.exact_layers, "exact_layers", minimum=0, integer=True),
             check_number(self.staging_buffers, "staging_buffers", minimum=1, maximum=MAX_STAGING_BUFFERS, integer=True),
             check_number(self.proxy_fraction, "proxy_fraction", above=0, maximum=1),
+            check_number(self.retrieval_fraction, "retrieval_fraction", above=0, maximum=1),
+            check_number(self.selection_overlap, "selection_overlap", minimum=0, maximum=1),
         ]
         if not any(problems) and self.queries > self.block_length:
             problems.append(f"queries must be <= block_length, got {self.queries} > {self.block_length}")
