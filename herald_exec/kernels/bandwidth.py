@@ -42,7 +42,7 @@ def pool_read_gb_s(pool: PagedKV, threads: int | None = None) -> float:
 
 
 def peak_gflops(unit: str, threads: int | None = None) -> float | None:
-    """Measured arithmetic peak of the active tier in GFLOP/s: ``"fma"``, ``"bf16_dot"`` or ``"amx"``; None without it."""
+    """Measured GFLOP/s of one unit of the active tier (``"fma"``, ``"bf16_dot"``, ``"amx"``); None without it."""
     if unit not in _PEAKS:
         raise unknown_name("arithmetic unit", unit, _PEAKS)
     return _core.peak_flops(tier_index(), _PEAKS[unit], check_threads(threads)) / 1e9 or None

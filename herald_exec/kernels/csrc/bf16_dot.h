@@ -11,13 +11,14 @@
 static int64_t FN(peak_dot)(int64_t rounds) {
     vf acc[12];
     __m512i a = _mm512_set1_epi32(0x3f803f80), b = _mm512_set1_epi32(0x33803380);
+#pragma GCC unroll 12
     for (int i = 0; i < 12; i++) acc[i] = vf_set1((float)i);
     for (int64_t round = 0; round < rounds; round++) {
 #pragma GCC unroll 12
         for (int i = 0; i < 12; i++) acc[i] = herald_dpbf16(acc[i], a, b);
-        __asm__ volatile("" : : : "memory");
     }
     float sum = 0;
+#pragma GCC unroll 12
     for (int i = 0; i < 12; i++) sum += vf_hsum(acc[i]);
     volatile float keep = sum;
     (void)keep;
