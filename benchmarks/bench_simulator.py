@@ -34,7 +34,7 @@ def _rate(run: dict[str, float]) -> float:
 
 
 def raw_events_per_s(count: int = 200_000) -> float:
-    """simpy's rate of timeouts with one plain callback each."""
+    """Rate of simpy's timeouts with one plain callback each."""
     env = simpy.Environment()
 
     def again(_event: simpy.Event) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ class Options:
                 quantity = getattr(link, name)
                 if quantity is None or quantity.peak > self.link_limit_gb_s:
                     overrides.append(f"machine.link.{name}={self.link_limit_gb_s}")
-        return hardware_io.resolve(self.hardware, self.engine, overrides)
+        return _profile(self.hardware, self.engine, tuple(overrides))
 
     def memory(self, profile: Profile) -> Memory:
         """The profile's memory within the limits given."""
@@ -142,6 +143,12 @@ class Options:
         if problems:
             raise ConfigError(problems)
         return found
+
+
+@lru_cache(maxsize=256)
+def _profile(hardware: str, engine: str | None, overrides: tuple[str, ...]) -> Profile:
+    """Profiles are read once a process: a sweep asks for the same ones again and again."""
+    return hardware_io.resolve(hardware, engine, overrides)
 
 
 def _typed(text: str, like: object, path: str, problems: list[str]) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from herald_pipeline import capacity, hardware_io, trace, validate
 from herald_pipeline.capacity import Memory
-from herald_pipeline.errors import ConfigError
+from herald_pipeline.errors import CapacityError, ConfigError
 from herald_pipeline.hardware import Profile
 from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.pools import Home
@@ -152,7 +152,11 @@ def _room(pipeline: Pipeline, workload: Workload, memory: Memory, *, beyond_memo
         return None
     sizes = {request.padded_tokens(workload.block_length) for request in workload.blocked()}
     if len(sizes) == 1 and len(workload.requests) <= workload.batch:
-        capacity.require(pipeline, workload, memory, others=_other_memories())
+        try:
+            capacity.require(pipeline, workload, memory)
+        except CapacityError:
+            # Only now are the other profiles read, to name those that would hold it.
+            capacity.require(pipeline, workload, memory, others=_other_memories())
         return None
     if workload.block_length != pipeline.settings.block_length:
         message = (
