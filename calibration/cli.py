@@ -122,7 +122,7 @@ def reconcile(
 
 @app.command()
 def diff(first: Path, second: Path, json_: Json = False) -> None:
-    """Compare two traces, two results or two profiles; differences are second / first - 1."""
+    """Compare two traces, results, profiles or reports of reconcile; differences are second / first - 1."""
     from calibration.compare import diff as compare
     from calibration.text import comparison_text
 

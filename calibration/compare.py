@@ -1,4 +1,4 @@
-"""``calibration diff``: two traces, two results or two profiles, side by side, with signed relative differences.
+"""``calibration diff``: two traces, results, profiles or reports of reconcile, with signed relative differences.
 
 What the files are is found from their content. Both must be of one kind; a figure that one of them could not derive
 (a run without makespan has no throughput) is left out and named.
@@ -16,7 +16,7 @@ from herald_pipeline.errors import ConfigError
 from herald_pipeline.hardware import Curve, Number, Profile, Quantity
 from herald_pipeline.units import NS_PER_S
 
-TRACE, RESULT, PROFILE = "trace", "result", "profile"
+TRACE, RESULT, PROFILE, REPORT = "trace", "result", "profile", "report"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,8 @@ def diff(first: Path, second: Path) -> Comparison:
         profiles = [hardware_io.resolve(path) for path in (first, second)]
         values = [profile_figures(profile) for profile in profiles]
         notes = tuple(_provenance_changes(*profiles))
+    elif kinds[0] == REPORT:
+        values = [report_figures(_json(path)) for path in (first, second)]
     else:
         values = [result_figures(_json(path)) for path in (first, second)]
         notes = tuple(_underived(first, values[0])) + tuple(_underived(second, values[1]))
@@ -103,7 +105,11 @@ def kind_of(path: Path) -> str:
         return TRACE
     if "source" in content and "batch" in content:
         return RESULT
-    raise ConfigError(f"{path} is neither a trace (--trace-out), nor a result (--json), nor a profile (TOML)")
+    if "points" in content and "summary" in content:
+        return REPORT
+    raise ConfigError(
+        f"{path} is neither a trace (--trace-out), nor a result (--json), nor a profile (TOML), nor a reconcile.json"
+    )
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -152,6 +158,18 @@ def result_figures(content: Mapping[str, Any]) -> Figures:
     # A rate over no time is none.
     if not figures.get("block_time_s", (0.0, ""))[0]:
         figures.pop("throughput_tok_s", None)
+    return figures
+
+
+def report_figures(content: Mapping[str, Any]) -> Figures:
+    """Measured and predicted throughput of every point, and their error: do two runs of the procedure agree?"""
+    figures: Figures = {}
+    for point in content["points"]:
+        found = point["figures"].get("throughput_tok_s")
+        if found is not None:
+            name = f"{point['method']} {point['context']} x {point['batch']}"
+            figures[f"{name}: measured"] = (found["measured"], "tok/s")
+            figures[f"{name}: predicted"] = (found["predicted"], "tok/s")
     return figures
 
 

@@ -72,6 +72,19 @@ def test_profiles_are_compared_number_by_number(tmp_path):
     assert "-50.0%" in comparison_text(found)
 
 
+def test_two_runs_of_the_procedure_are_compared_point_by_point(tmp_path):
+    paths = []
+    for name, rate in (("a.json", 100.0), ("b.json", 105.0)):
+        figures = {"throughput_tok_s": {"measured": rate, "predicted": 98.0}}
+        points = [{"method": "dense", "context": 64, "batch": 1, "figures": figures}]
+        path = tmp_path / name
+        path.write_text(json.dumps({"points": points, "summary": {}}), encoding="utf-8")
+        paths.append(path)
+    found = diff(*paths)
+    assert value(found, "dense 64 x 1: measured").relative == pytest.approx(0.05)
+    assert value(found, "dense 64 x 1: predicted").relative == 0.0
+
+
 def test_files_of_two_kinds_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"is a result and .* is a trace; compare two of one kind"):
         diff(result(tmp_path, "a.json"), trace_file(tmp_path, "b.json"))
