@@ -162,7 +162,7 @@ def result_figures(content: Mapping[str, Any]) -> Figures:
 
 
 def report_figures(content: Mapping[str, Any]) -> Figures:
-    """Measured and predicted throughput of every point, and their error: do two runs of the procedure agree?"""
+    """Measured and predicted throughput of every point: whether two runs of the procedure agree."""
     figures: Figures = {}
     for point in content["points"]:
         found = point["figures"].get("throughput_tok_s")
