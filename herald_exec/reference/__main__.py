@@ -128,7 +128,7 @@ def main() -> None:
         app()
     except HeraldError as error:
         print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+        raise SystemExit(error.exit_code) from None
 
 
 if __name__ == "__main__":

@@ -1,0 +1,92 @@
+"""``python -m herald_exec.evaluation``: what selection costs in accuracy, and how much of the best selection it finds.
+
+python -m herald_exec.evaluation grid --reduced
+python -m herald_exec.evaluation recall --context 1024 --samples 4
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from herald_pipeline.errors import HeraldError, check_number, raise_problems
+
+if TYPE_CHECKING:
+    from herald_exec.models.base import BlockModel
+    from herald_exec.reference.tasks import Material
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.callback()
+def evaluation() -> None:
+    """Accuracy by method and budget, and recall of selections, on the reference model's tasks."""
+
+
+Model = Annotated[str, typer.Option("--model", help="herald-ref, or the folder of a model trained like it.")]
+Device = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N.")]
+Out = Annotated[Path | None, typer.Option("--out", help="JSON lines, one a cell, raw answers included.")]
+
+
+def _load(model: str, device: str) -> "tuple[BlockModel, Material]":
+    from herald_exec.checkpoints.memory import resolve_device, resolve_dtype
+    from herald_exec.checkpoints.named import open_model
+    from herald_exec.reference import read_shipped_material
+
+    target = resolve_device(device)
+    # fp32 on the CPU, where bf16 is slow; as stored on a GPU.
+    loaded = open_model(model).load(target, resolve_dtype("fp32" if target.type == "cpu" else None))
+    return loaded, read_shipped_material(Path(model) if "/" in model else None)
+
+
+def _write(row: dict[str, Any], out: Path | None) -> None:
+    if out is not None:
+        with out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+    print(json.dumps({key: value for key, value in row.items() if key != "raw"}), flush=True)
+
+
+@app.command()
+def grid(
+    model: Model = "herald-ref",
+    reduced: Annotated[bool, typer.Option("--reduced", help="The plan for two CPU cores.")] = False,
+    method: Annotated[list[str] | None, typer.Option("--method", help="Only these; may be repeated.")] = None,
+    task: Annotated[list[str] | None, typer.Option("--task", help="Only these; may be repeated.")] = None,
+    context: Annotated[list[int] | None, typer.Option("--context", help="Instead of the plan's.")] = None,
+    samples: Annotated[int | None, typer.Option("--samples", help="Instead of the plan's.")] = None,
+    device: Device = "cpu",
+    batch: Annotated[int, typer.Option("--batch", help="Prompts decoded together.")] = 8,
+    threads: Annotated[int | None, typer.Option("--threads", help="Of the CPU kernels [all].")] = None,
+    out: Out = None,
+) -> None:
+    """Accuracy of every method and budget of the plan, by the executor."""
+    from herald_exec.evaluation.grid import PLAN, REDUCED, check_plan, run_grid
+    from herald_pipeline import methods
+
+    plan = REDUCED if reduced else PLAN
+    if method:
+        known = dict(plan.methods)
+        plan = replace(plan, methods=tuple((methods.get(name).name, known.get(name, ())) for name in method))
+    plan = replace(plan, tasks=tuple(task or plan.tasks), contexts=tuple(context or plan.contexts))
+    plan = replace(plan, samples=plan.samples if samples is None else samples)
+    raise_problems([check_number(batch, "--batch", minimum=1, integer=True)])
+    check_plan(plan)
+    loaded, material = _load(model, device)
+    for row in run_grid(loaded, material, plan, batch=batch, threads=threads):
+        _write(row, out)
+
+
+def main() -> None:
+    """Run the command; a user's mistake is a message and an exit code, never a traceback."""
+    try:
+        app()
+    except HeraldError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
+
+
+if __name__ == "__main__":
+    main()
