@@ -52,12 +52,20 @@ def check(pipeline: Pipeline) -> None:
     """
     _check_names(pipeline.template, pipeline.pools)
     small = shrink(pipeline)
+    waits: set[tuple[str, str]] = set()
     for policy in BatchPolicy:
         for script in SCRIPTS:
             launches = issue(small, script, policy)
             hazard = next(hazards(small, launches), None)
             if hazard is not None:
                 raise PipelineError(f"{pipeline.method.name} ({policy}, steps {script}): {hazard}")
+            waits.update((launches[n].stage.name, launch.stage.name) for launch in launches for n in launch.after)
+    for edge in small.template.edges:
+        if (edge.before, edge.after) not in waits:
+            raise PipelineError(
+                f"{pipeline.method.name}: no launch of {edge.after!r} ever finds the launch of {edge.before!r} that "
+                f"edge {edge} names: it is issued later, so {edge.after!r} would wait for ever"
+            )
 
 
 def edge_verdict(pipeline: Pipeline, edge: Edge) -> str:
@@ -85,13 +93,17 @@ def edge_verdict(pipeline: Pipeline, edge: Edge) -> str:
 
 
 def shrink(pipeline: Pipeline) -> Pipeline:
-    """The same method on a model of few layers: as many sparse ones as it takes to wrap each ring twice."""
+    """The same method on a model of few layers: as many sparse ones as it takes to wrap each ring twice.
+
+    The edges are those of ``pipeline``, which may differ from what its method builds.
+    """
     exact = min(pipeline.settings.exact_layers, 2)
     layers = exact + 2 * pipeline.settings.staging_buffers + 1
     moe = pipeline.model.moe
     dense = None if moe is None else replace(moe, first_dense_layers=min(1, moe.first_dense_layers))
     model = replace(pipeline.model, num_layers=layers, moe=dense)
     template, pools = pipeline.method.build(Parts(model, pipeline.settings))
+    template = replace(template, edges=pipeline.template.edges)
     return replace(pipeline, model=model, template=template, pools=pools)
 
 
@@ -275,6 +287,8 @@ def _check_names(template: Template, pools: Sequence[Pool]) -> None:
         names = [stage.name for stage in template.stages()]
         twice = sorted({name for name in names if names.count(name) > 1})
         raise PipelineError(f"stage names must be unique; twice: {', '.join(twice)}")
+    if not template.denoise.decides:
+        raise PipelineError(f"stage {template.denoise.name!r} must decide: its end tells which rows go on")
     streams = {stream.name for stream in template.streams}
     known = {pool.name for pool in pools}
     for stage in stages.values():

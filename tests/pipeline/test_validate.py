@@ -89,3 +89,21 @@ def test_a_stage_name_used_twice_is_refused(herald: Pipeline) -> None:
     twice = with_template(herald, tail=lambda t: (*t.tail, Section(t.tail[0].stages)))
     with pytest.raises(PipelineError, match="must be unique; twice: append, swap"):
         validate.check(twice)
+
+
+def test_a_pipeline_whose_own_template_lost_an_edge_is_refused_though_its_method_has_it(herald: Pipeline) -> None:
+    edges = tuple(edge for edge in herald.template.edges if edge.after != "swap")
+    with pytest.raises(PipelineError, match="pool 'sparse'"):
+        validate.check(replace(herald, template=replace(herald.template, edges=edges)))
+
+
+def test_an_edge_to_a_launch_that_is_always_issued_later_would_wait_for_ever(herald: Pipeline) -> None:
+    backwards = with_template(herald, edges=lambda t: (*t.edges, Edge("swap", "project")))
+    with pytest.raises(PipelineError, match="edge swap -> project names: it is issued later, so 'project' would wait"):
+        validate.check(backwards)
+
+
+def test_a_denoise_step_that_decides_nothing_is_refused(herald: Pipeline) -> None:
+    blind = replace(herald.template.denoise, decides=False)
+    with pytest.raises(PipelineError, match="stage 'denoise' must decide"):
+        validate.check(with_template(herald, denoise=blind))
