@@ -291,6 +291,9 @@ def run(bench: Bench, method: str, batch: int) -> dict:
     steps.sort(key=lambda s: s.start_ns)
     gaps = [(b.start_ns - a.end_ns) / 1e6 for a, b in pairwise(steps) if a.block == b.block]
     found["gap_between_steps_ms_median"] = median(gaps) if gaps else None
+    # From one block's first step to the next one's, the first block (which captures and compiles) left out.
+    begins = [min(s.start_ns for s in steps if s.block == block) for block in sorted({s.block for s in steps})]
+    found["block_periods_s"] = [(b - a) / 1e9 for a, b in pairwise(begins)]
     found.update(ceiling(bench, pipeline, batch, found["throughput_tok_s"]))
     if args.trace:
         write_chrome(outcome.trace, args.out / f"trace-{method}-{batch}.json")
@@ -369,7 +372,7 @@ def summary(cell: str, found: dict) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", default=",".join(CELLS))
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--out", type=Path, default=Path("runs/bench-gpu"))
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--model", default="llada2-mini")
     parser.add_argument("--context", type=int, default=32768)

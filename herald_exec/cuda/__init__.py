@@ -24,6 +24,8 @@ def fused_problem(session: Session) -> str | None:
         return "Triton is not installed (it comes with the CUDA builds of PyTorch)"
     if session.pools.partial is not None:
         return "partial keys are written by the plain actions"
+    if session.pools.shadow is not None:
+        return "low-rank keys are read by the plain actions"
     held = [session.pools.stores.get(name) for name in ("full", "exact", "sparse")]
     if not all(any(store is not None and store.holds(layer) for store in held) for layer in range(session.num_layers)):
         return "steps go layer by layer over KV that is brought to the device"

@@ -67,6 +67,8 @@ class SelectionPass:
         """Free the graphs."""
         self._captured.clear()
         self._state = None
+        # A pass points at its session: without this the two would wait for the garbage collector.
+        self.session.passes.clear()
 
     def _begin(self, task: Task) -> None:
         """Take the rows of a new pass: the representative is index B // 2 of the next block (paper section IV-A2)."""
