@@ -5,6 +5,7 @@ queries. A CPU core that plays the GPU computes longer than it reads: there the 
 the share of the peak rate that the products of a block reach is measured beside it.
 """
 
+import math
 from dataclasses import replace
 
 import torch
@@ -58,8 +59,24 @@ def measure(bench: Bench) -> Part:
 
 
 def _curve(path: str, shares: dict[float, float], spread: float, note: str) -> Value:
-    x = tuple(sorted(shares))
-    return Value(path, "share", tuple(shares[num_bytes] for num_bytes in x), x, "B", spread, note)
+    x, y = joined(shares)
+    return Value(path, "share", y, x, "B", spread, note)
+
+
+def joined(shares: dict[float, float], closer_than: float = 1.1) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The curve with neighbours of nearly the same bytes made one point, their geometric mean.
+
+    Few requests with long prefixes and many with short ones move the same bytes at different rates; a curve over bytes
+    can only lie between them.
+    """
+    groups: list[list[float]] = []
+    for num_bytes in sorted(shares):
+        if groups and num_bytes < closer_than * groups[-1][0]:
+            groups[-1].append(num_bytes)
+        else:
+            groups.append([num_bytes])
+    x = tuple(math.prod(group) ** (1 / len(group)) for group in groups)
+    return x, tuple(math.prod(shares[b] for b in group) ** (1 / len(group)) for group in groups)
 
 
 def _case(bench: Bench, queries: int, rows: int, keys: int) -> Work:
