@@ -13,10 +13,12 @@ test: lint types imports unit          ## everything that CI runs
 
 $(STAMP): pyproject.toml CMakeLists.txt $(SOURCES)
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@date +%s > $(VENV)/.setup-began
 	$(PIP) install --quiet "pip>=25.1" "$(TORCH)"
 	$(PIP) install --quiet scikit-build-core cython cython-cmake cmake ninja
 	$(PIP) install --quiet --group test
 	$(PIP) install --quiet --no-build-isolation --editable ".[exec,calibration,reports]"
+	@echo "set up in $$(($$(date +%s) - $$(cat $(VENV)/.setup-began))) s (downloads and build)" >&2
 	touch $@
 
 # One thread a stream: the streams share the cores, not the libraries within them.
