@@ -92,10 +92,12 @@ def ceilings(
             check_number(context, "context", minimum=1, integer=True),
             check_number(budget, "budget", above=0, maximum=1),
             check_number(steps, "steps", minimum=1, integer=True),
-            None if batch is None else check_number(batch, "batch", minimum=1, integer=True),
+            None if batch is None else check_number(batch, "batch", minimum=1, maximum=ENDLESS_BATCH, integer=True),
+            None if block_length is None else check_number(block_length, "block", minimum=1, integer=True),
         ]
     )
-    block = block_length or model.block_length
+    block = model.block_length if block_length is None else block_length
+    raise_problems([check_number(steps, "steps", maximum=block)])
     sparse = pipelines.build(model, "mage-cpu-representative", block_length=block, budget=budget)
     dense = pipelines.build(model, "dense", block_length=block)
     profile.check_complete(needs(sparse) | needs(dense))

@@ -106,6 +106,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Simulate one configuration, event by event."""
+    from herald_pipeline.trace import check_writable
     from herald_sim.options import Options, resolved
     from herald_sim.simulate import simulate
 
@@ -137,6 +138,16 @@ def run(
         choice = DecodingChoice(decoder, scheduler or "fixed", cache or "none", block or 32, s_max, prefix_window)
         _run_decoding(options, choice, as_json)
         return
+    _refuse(
+        "goes with --cache or --scheduler",
+        {
+            "--decoder": decoder != "confidence",
+            "--s-max": s_max is not None,
+            "--prefix-window": prefix_window is not None,
+        },
+    )
+    if trace_out is not None:
+        check_writable(trace_out, "trace")
     pipeline, profile = options.pipeline(), options.profile()
     workload = options.workload(pipeline.settings.block_length)
     _note(*profile.warnings)
@@ -204,11 +215,13 @@ def ceilings(
     from herald_sim.text import ceilings_text
 
     options = Options(model, "dense", hardware, engine=engine, sets=set_ or ())
+    _refuse("changes no ceiling; use --budget, --block and the like", _starting(set_, "settings."))
     rows = all_ceilings(
         options.shape(), options.profile(), context, budget=budget, steps=steps, batch=batch, block_length=block
     )
     if as_json:
-        _print_json({"model": model, "hardware": hardware, "context": context, "rows": rows})
+        names = {"model": options.shape().name, "hardware": options.profile().name}
+        _print_json({**names, "context": context, "rows": rows})
     else:
         typer.echo(ceilings_text(rows))
 
@@ -261,7 +274,8 @@ def peak(
 
     found = find_peak(pipeline, options.workload(length).largest_request_tokens, memory, throughput)
     if as_json:
-        _print_json({"model": model, "method": method, "hardware": hardware, "context": context, **found.as_dict()})
+        names = {"model": pipeline.model.name, "method": method, "hardware": profile.name}
+        _print_json({**names, "context": context, **found.as_dict()})
     else:
         typer.echo(peak_text(found))
 
@@ -280,9 +294,16 @@ def describe(
     """The description of a method: streams, stages, edges and pools."""
     from herald_pipeline import describe as description
     from herald_pipeline.errors import check_number, raise_problems
+    from herald_pipeline.trace import check_writable
     from herald_sim.options import Options
 
     raise_problems([check_number(context, "context", minimum=1, integer=True)])
+    _refuse(
+        "says nothing of a description, which has no machine; write settings.NAME=VALUE",
+        {f"--set {text}": not text.startswith("settings.") for text in set_ or ()},
+    )
+    if svg is not None:
+        check_writable(svg, "picture")
     pipeline = Options(model, method, "", block=block, budget=budget, sets=set_ or ()).pipeline()
     if svg is not None:
         svg.write_text(description.to_svg(pipeline), encoding="utf-8")
@@ -438,6 +459,17 @@ def hardware(as_json: Json = False) -> None:
         _print_json({"hardware": rows})
     else:
         typer.echo(hardware_text(rows))
+
+
+def _refuse(why: str, given: dict[str, bool]) -> None:
+    """Refuse what was given and would change nothing."""
+    from herald_pipeline.errors import raise_problems
+
+    raise_problems(f"{name} {why}" for name, found in given.items() if found)
+
+
+def _starting(sets: list[str] | None, prefix: str) -> dict[str, bool]:
+    return {f"--set {text}": text.startswith(prefix) for text in sets or ()}
 
 
 def _is_number(value: object) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from herald_pipeline import pipeline as pipelines
+from herald_pipeline.errors import ConfigError
 from herald_pipeline.hardware import Curve, Number, Profile, Quantity
 from herald_pipeline.model import KVDtype
 from herald_pipeline.pipeline import Pipeline
@@ -65,7 +66,9 @@ def explain(pipeline: Pipeline, profile: Profile, workload: Workload) -> Explana
     few = tuple(replace(request, new_tokens=min(request.new_tokens, _BLOCKS * length)) for request in workload.requests)
     short = replace(workload, requests=few)
     result = simulate(pipeline, profile, short, beyond_memory=True)
-    assert result.throughput_tok_s is not None, "at least two blocks are needed"
+    if result.throughput_tok_s is None:
+        message = f"explain needs answers of two blocks or more: pass --gen-tokens {2 * length} or above"
+        raise ConfigError(message)
     changes = {}
     for name, changed in _what_if(pipeline, profile, short):
         found = changed().throughput_tok_s

@@ -11,7 +11,7 @@ from herald_pipeline import pipeline as pipelines
 from herald_pipeline.capacity import Memory
 from herald_pipeline.errors import ConfigError, check_number, did_you_mean, raise_problems
 from herald_pipeline.hardware import LinkKind, Profile
-from herald_pipeline.model import ModelShape
+from herald_pipeline.model import Attention, ModelShape
 from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.settings import Settings
 from herald_pipeline.steps import Steps, parse, read_commits, read_steps
@@ -52,6 +52,13 @@ class Options:
     def pipeline(self) -> Pipeline:
         """The method for the model, with the settings given."""
         model = self.shape()
+        if model.attention is Attention.BIDIRECTIONAL:
+            message = (
+                f"{model.name} attends in both directions, so no prefix's KV stays valid and {self.method!r} has no "
+                "meaning here: use `run --method dense` with --cache or --scheduler and --commits; `herald-sim models` "
+                "shows what goes with what"
+            )
+            raise ConfigError(message)
         changes: dict[str, Any] = {"block_length": model.block_length if self.block is None else self.block}
         if self.budget is not None:
             changes["budget"] = self.budget

@@ -7,6 +7,7 @@ issued. A section's **plan** is its launches in order with both kinds of waits.
 from collections import deque
 from dataclasses import dataclass
 
+from herald_pipeline.errors import PipelineError
 from herald_pipeline.stages import Edge, LayerLink, Rows, Section, Stage, Template
 
 
@@ -82,6 +83,12 @@ class Wiring:
             inside = positions.get(edge.before)
             if edge.ring:
                 if inside is not None and turn >= edge.ring:
+                    if turn - edge.ring >= len(inside):
+                        raise PipelineError(
+                            f"edge {edge}: with {edge.ring} place(s) in the ring, launch {turn} of {stage.name!r} in a "
+                            f"section waits for a launch of {edge.before!r} that is issued later, for ever; "
+                            "give the ring more places (staging_buffers)"
+                        )
                     near.add(inside[turn - edge.ring])
                 else:
                     ring.append((edge.before, edge.ring - turn))

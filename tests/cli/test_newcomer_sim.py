@@ -1,0 +1,81 @@
+"""What a newcomer meets in `herald-sim`: nothing that was said is ignored, and nothing ends in a traceback."""
+
+import io
+import json
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from unittest import mock
+
+import pytest
+
+from herald_pipeline import hardware_io
+from herald_sim import cli
+
+HARDWARE = "h100-sxm-80g_xeon-8481c"
+WHAT = ("--model", "llada2-mini", "--method", "herald", "--hardware", HARDWARE)
+RUN = ("run", *WHAT, "--context", "4096", "--batch", "4")
+CEILINGS = ("ceilings", "--model", "llada2-mini", "--hardware", HARDWARE, "--context", "4096")
+EXPLAIN = ("explain", *RUN[1:])
+DESCRIBE = ("describe", "--model", "tiny", "--method", "herald")
+
+
+def herald_sim(*arguments):
+    """The command in this process: its exit code, stdout and stderr."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), mock.patch.object(sys, "argv", ["herald-sim", *arguments]):
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return code, out.getvalue(), err.getvalue()
+
+
+def refused(*arguments, code=2):
+    found, out, err = herald_sim(*arguments)
+    assert (found, out) == (code, ""), err
+    return err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((*RUN[:8], "1" + "0" * 400, *RUN[9:]), "context must be below 2^64"),
+        ((*RUN, "--s-max", "64"), "--s-max goes with --cache or --scheduler"),
+        ((*RUN, "--trace-out", "/"), "it is a folder"),
+        ((*CEILINGS, "--block", "0"), "block must be >= 1, got 0"),
+        ((*CEILINGS, "--steps", "33"), "steps must be <= 32, got 33"),
+        ((*CEILINGS, "--batch", "999999999"), "batch must be <= 1048576"),
+        ((*CEILINGS, "--set", "settings.budget=0.5"), "changes no ceiling"),
+        ((*EXPLAIN, "--gen-tokens", "32"), "pass --gen-tokens 64 or above"),
+        ((*DESCRIBE, "--set", "machine.link.h2d_gb_s=12500"), "says nothing of a description"),
+        ((*DESCRIBE, "--svg", "/"), "it is a folder"),
+    ],
+)
+def test_what_would_be_ignored_or_crash_is_refused(arguments, message):
+    assert message in refused(*arguments)
+
+
+@pytest.mark.parametrize("method", ["herald", "dense"])
+def test_a_bidirectional_model_without_a_cache_rule_is_refused(method):
+    arguments = [*RUN]
+    arguments[2], arguments[4] = "llada-8b", method
+    assert "attends in both directions" in refused(*arguments)
+
+
+def test_step_fetch_with_one_place_in_its_ring_would_wait_for_ever():
+    arguments = [*RUN, "--set", "settings.staging_buffers=1"]
+    arguments[4] = "step-fetch"
+    assert "give the ring more places" in refused(*arguments, code=1)
+
+
+@pytest.mark.parametrize("command", [CEILINGS, ("peak", *RUN[1:9])])
+def test_json_names_a_profile_read_from_a_path_without_the_path(tmp_path, command):
+    source = hardware_io.profile_dir() / f"{HARDWARE}.toml"
+    copy = tmp_path / "mine.toml"
+    copy.write_text(source.read_text())
+    arguments = [str(copy) if argument == HARDWARE else argument for argument in command]
+    code, out, err = herald_sim(*arguments, "--json")
+    assert code == 0, err
+    assert str(tmp_path) not in out
+    assert json.loads(out)["hardware"] == HARDWARE
