@@ -1,9 +1,11 @@
 """KV in host memory: the full cache and the draft, read by the CPU kernels and by nobody else."""
 
 from collections.abc import Sequence
+from typing import Any
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -79,7 +81,7 @@ class HostKV:
         k, v = self.pages.read(layer, slot, 0, stop)
         return self._tensor(k), self._tensor(v)
 
-    def _tensor(self, array: np.ndarray) -> Tensor:  # type: ignore[type-arg]
+    def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
         tensor = torch.from_numpy(array)
         return (tensor.view(torch.bfloat16) if self.dtype is torch.bfloat16 else tensor).transpose(0, 1)
 
