@@ -131,27 +131,3 @@ def test_synthetic_prompts_fill_every_pool_that_a_step_reads(kit, fused):
     )
     assert len(run.answers[0]) == 8
     assert all(part.float().std() > 0.5 for part in held.values())
-
-
-@pytest.mark.parametrize("rows", [[0, 1, 2], [2, 0]])
-@pytest.mark.parametrize("starts", [[0, 0, 0], [64, 60, 0]])
-def test_blocks_reach_their_pages_wherever_they_lie(rows, starts):
-    from herald_exec.host import HostKV
-
-    shape = tiny().shape
-    host = HostKV(2, 3, 130, shape, torch.float32)
-    starts = starts[: len(rows)]
-    before = torch.randn(2, 3, shape.num_kv_heads, 64, shape.head_dim)
-    for layer in range(2):
-        for row, start in zip(rows, starts, strict=True):
-            if start:
-                host.append(layer, row, 0, before[layer, row, :, :start], before[layer, row, :, :start])
-    keys, values = torch.randn(2, 2, len(rows), shape.num_kv_heads, 8, shape.head_dim)
-    host.append_blocks(rows, starts, keys, values)
-    for layer in range(2):
-        for i, (row, start) in enumerate(zip(rows, starts, strict=True)):
-            k, v = host.read(layer, row, start + 8)
-            assert torch.equal(k[:, start:], keys[layer, i])
-            assert torch.equal(v[:, start:], values[layer, i])
-            assert torch.equal(k[:, :start], before[layer, row, :, :start])
-    host.close()
