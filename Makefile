@@ -8,7 +8,7 @@ TORCH  ?= torch==2.13.0
 STAMP  := $(VENV)/.installed
 SOURCES := $(wildcard herald_exec/kernels/*.pyx herald_exec/kernels/csrc/*)
 
-.PHONY: demo test lint types imports unit bench-gpu clean
+.PHONY: test-emulated demo test lint types imports unit bench-gpu clean
 test: lint types imports unit          ## everything that CI runs
 
 $(STAMP): pyproject.toml CMakeLists.txt $(SOURCES)
@@ -43,6 +43,9 @@ unit: $(STAMP)
 
 bench-gpu:                             ## needs a CUDA device and a CUDA build of PyTorch; resumes where it stopped
 	$(PYTHON) -m benchmarks.bench_gpu
+
+test-emulated: $(STAMP)                ## the kernels on older and newer processors than this one; minutes; needs qemu-user
+	PYTHON=$(abspath $(PY)) tests/kernels/emulated.sh
 
 clean:
 	rm -rf $(VENV) build dist
