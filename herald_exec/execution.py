@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 # The modules that register actions.
-from herald_exec import denoising, fetching, prefill, proxies, retrieval, transfers  # noqa: F401
+from herald_exec import denoising, fetching, prefill, proxies, retrieval, shadow_actions, transfers  # noqa: F401
 from herald_exec.models.base import BlockModel
 from herald_exec.policy import PlannedPolicy, Policy
 from herald_exec.pools import TORCH_DTYPES, Pools
 from herald_exec.requests import DecodeRequest, RowState, request_problems
 from herald_exec.runner import BeforeStage, Execution
 from herald_exec.session import Action, OnBlock, Session, bind
+from herald_exec.shadow import Shadow
 from herald_exec.streams import Streams, ThreadStreams, split_cores
 from herald_pipeline import capacity
 from herald_pipeline.decoding.sampling import Sampler
@@ -181,6 +182,8 @@ def _session(pipeline: Pipeline, model: BlockModel, size: RequestSize, policy: P
     pools = Pools(pipeline, options.batch, size, model.device, queries=queries, check=options.check)
     if any(pool.name == "partial" for pool in pipeline.pools):
         pools.partial = proxies.PartialKeys(model, settings.proxy_fraction, options.batch, size.tokens)
+    if any(pool.name == "shadow" for pool in pipeline.pools):
+        pools.shadow = Shadow(model, settings, options.batch, size)
     state = RowState(options.batch, size.tokens, settings.block_length, model.device)
     eos = () if options.ignore_eos else model.shape.eos_token_ids
     return Session(

@@ -26,8 +26,12 @@ from herald_pipeline.pools import Home, Pool, RequestSize
 
 if TYPE_CHECKING:
     from herald_exec.proxies import PartialKeys
+    from herald_exec.shadow import Shadow
 
 TORCH_DTYPES = {KVDtype.FP32: torch.float32, KVDtype.BF16: torch.bfloat16, KVDtype.FP16: torch.float16}
+
+OWN_STORAGE = ("indices", "prompt", "partial", "picked", "shadow", "values", "staged_values")
+"""Pools that are no plain keys and values: what fills them also makes them."""
 
 NOWHERE = -1
 """Position of an entry that holds nothing."""
@@ -131,6 +135,13 @@ class KVStore:
             if self._positions is not None:
                 self._positions[at, row, :, span] = positions[i].to("cpu", torch.int32)
 
+    def write_keys(self, layer: int, row: int, keys: Tensor, positions: Tensor) -> None:
+        """Write ``keys [kv, n, d]`` of ``positions [kv, n]`` at the start of a row; their values come apart."""
+        at, count = self._layer(layer), keys.shape[1]
+        self._keys[at, row, :, :count] = keys
+        if self._positions is not None:
+            self._positions[at, row, :, :count] = positions.to("cpu", torch.int32)
+
     def view(self, layer: int, rows: Sequence[int], length: int) -> KV:
         """The first ``length`` entries of storage ``rows``: a view when the rows lie together, else a copy."""
         at = self._layer(layer)
@@ -231,6 +242,8 @@ class Pools:
         """Places of the prompt's ring: a layer's KV of each request being prefilled."""
         self.partial: PartialKeys | None = None
         """Partial keys that a proxy scores; they need the model, so the session makes them."""
+        self.shadow: Shadow | None = None
+        """ShadowKV's keys on the device and values in host memory; made by the session too."""
         try:
             for pool in pipeline.pools:
                 if pool.name in ("full", "draft") and pool.home is Home.DRAM:
@@ -238,7 +251,7 @@ class Pools:
                     self.hosts[pool.name] = HostKV(len(pool.layers), slots, tokens, shape, host_dtype)
                 elif pool.name in ("query", "output"):
                     self.exchange = self.exchange or Exchange(slots, queries, shape, pinned)
-                elif pool.name not in ("indices", "prompt", "partial", "picked"):
+                elif pool.name not in OWN_STORAGE:
                     home = device if pool.home is Home.HBM else torch.device("cpu")
                     pin = pinned and pool.home is Home.DRAM
                     self.stores[pool.name] = KVStore(pool, slots, size, shape, device_dtype, home, check, pin)
@@ -258,6 +271,7 @@ class Pools:
             held += sum(host.num_bytes for host in self.hosts.values())
             return held + (self.exchange.num_bytes if self.exchange else 0)
         held += self.partial.num_bytes if self.partial else 0
+        held += self.shadow.num_bytes if self.shadow else 0
         return held + sum(kv.num_bytes for place in list(self.prompt.values()) for kv in place)
 
     def clear(self, slot: int) -> None:
@@ -280,7 +294,9 @@ class Pools:
         self.prompt.clear()
         if self.partial is not None:
             self.partial.close()
-        self.partial = None
+        if self.shadow is not None:
+            self.shadow.close()
+        self.partial = self.shadow = None
         self.exchange = None
 
 

@@ -324,5 +324,4 @@ METHOD = Method(
         "a completed block's keys are projected on the prompt's singular vectors; its values leave at its end",
         "the factors cost K^T K, its eigenvectors and one projection, at the rate of matrix products",
     ),
-    simulated_only=True,
 )

@@ -162,6 +162,16 @@ class Oracle:
 
             step_0 = fetched
             prefix = fetched if method == "step-fetch" else self.sparse(chosen, 0)
+        if method == "shadowkv":
+            chosen = {}
+            if index == 0:
+                self.prompt_length = start
+
+            def rebuilt(layer, q, *_):
+                chosen[layer] = self.landmarks(layer, q, start)
+                return self.picked(layer, chosen[layer])
+
+            step_0, prefix = rebuilt, self.sparse(chosen, 0)
         counts = even(self.steps(request.id, index), sum(masked[span]))
         draft = None
         for step, count in enumerate(counts):
@@ -202,6 +212,29 @@ class Oracle:
             scores = (group @ columns[layer][head]) @ (self.keys[layer][head, :start] @ columns[layer][head]).T
             count = min(self.settings.selected_tokens(start), start)
             chosen.append(scores.sum(0).topk(count).indices.sort().values)
+        return torch.stack(chosen)
+
+    def landmarks(self, layer, q, start):
+        """ShadowKV's picks at full rank: chunks of 8 by mean keys; the newest four and the outliers come first."""
+        chosen, count = [], self.settings.selected_tokens(start)
+        chunks, group = start // 8, self.shape.group_size
+        for head in range(self.shape.num_kv_heads):
+            members = self.keys[layer][head, : chunks * 8].view(chunks, 8, self.shape.head_dim)
+            means = members.mean(1)
+            prompt = self.prompt_length // 8
+            likeness = torch.cosine_similarity(members, means[:, None], dim=-1).amin(-1)[:prompt].tolist()
+            outliers = sorted(range(prompt), key=lambda c: likeness[c])
+            outliers = outliers[: self.settings.selected_tokens(self.prompt_length) * 24 // 1024]
+            newest = [chunk for chunk in range(chunks - 1, chunks - 5, -1) if chunk >= 0]
+            others = [chunk for chunk in range(chunks) if chunk not in newest and chunk not in outliers]
+            score = {}
+            if others:
+                queries = q[:, head * group : (head + 1) * group]
+                weights = (queries @ means[others].T / self.shape.head_dim**0.5).softmax(-1)
+                score = dict(zip(others, weights.sum(0).amax(0).tolist(), strict=True))
+            order = newest + sorted(set(outliers) - set(newest)) + sorted(others, key=lambda c: -score[c])
+            positions = list(range(chunks * 8, start)) + [8 * chunk + i for chunk in order for i in range(8)]
+            chosen.append(torch.tensor(sorted(positions[:count]), dtype=torch.int64))
         return torch.stack(chosen)
 
     def order(self, request_id, masked, start):
