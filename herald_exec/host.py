@@ -1,8 +1,8 @@
 """KV in host memory: the full cache and the draft, read by the CPU kernels and by nobody else."""
 
 from collections.abc import Sequence
-from typing import Any
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt

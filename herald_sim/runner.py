@@ -4,6 +4,7 @@ The executor's runner is its twin: the same loop over ``program.launches()``, wi
 has queues of simulated time.
 """
 
+import gc
 from collections.abc import Generator, Mapping
 from typing import Any
 
@@ -45,6 +46,7 @@ class Simulation:
         *,
         ledger: Ledger | None = None,
         last_tokens: Mapping[int, int] | None = None,
+        prompt_tails: Mapping[int, int] | None = None,
     ) -> None:
         self.env = Clock()
         self.program = program
@@ -53,6 +55,7 @@ class Simulation:
         self._steps = steps
         self._ledger = ledger
         self._last_tokens = last_tokens or {}
+        self._prompt_tails = prompt_tails or {}
         self._block_length = program.pipeline.settings.block_length
         self._gpu = Gpu(self.env, self._next_phase)
         self._rates = SharedRates(self.env, self._next_phase)
@@ -69,7 +72,14 @@ class Simulation:
     def run(self) -> None:
         """Run until every request has been served."""
         self.env.process(self._issue())
-        self.env.run()
+        # Nothing in a run is cyclic: looking for cycles would only cost time.
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            self.env.run()
+        finally:
+            if collecting:
+                gc.enable()
         self.program_ended()
 
     def program_ended(self) -> None:
@@ -197,11 +207,15 @@ class Simulation:
             self._open_rows = self._open_tokens = 0
 
     def _tokens(self, group: RowGroup) -> int:
-        """Tokens of the group's blocks that are part of an answer: the last block's padding is not."""
+        """Tokens of the group's blocks that are part of an answer: the last block's padding is not.
+
+        Neither is a prompt's tail, which shares the first block with masks.
+        """
         length = self._block_length
         running = self.program.admission.running
         tokens = 0
         for slot, block in zip(group.slots, group.blocks, strict=True):
             request = running[slot]
             tokens += length if block + 1 < request.blocks else self._last_tokens.get(request.id, length)
+            tokens -= self._prompt_tails.get(request.id, 0) if block == 0 else 0
         return tokens

@@ -73,7 +73,16 @@ def simulate(
     costs = CostModel(pipeline, profile)
     program = Program(pipeline, workload.blocked(), slots=workload.batch, policy=workload.policy, kv_tokens=room)
     ledger = Ledger(profile) if check else None
-    simulation = Simulation(program, costs, workload.steps, recorder, ledger=ledger, last_tokens=_last_tokens(workload))
+    tails = {request.id: request.prompt_tokens % workload.block_length for request in workload.requests}
+    simulation = Simulation(
+        program,
+        costs,
+        workload.steps,
+        recorder,
+        ledger=ledger,
+        last_tokens=_last_tokens(workload),
+        prompt_tails=tails,
+    )
     simulation.run()
     if ledger is not None:
         ledger.close(program.admission)

@@ -72,7 +72,9 @@ def simulate(pipeline, profile, wanted, plan, options):
     )
     recorder = Recorder("simulated", keep_trace=True)
     last = {r.id: r.end % BLOCK for r in wanted if r.end % BLOCK}
-    Simulation(program, CostModel(pipeline, profile), plan, recorder, last_tokens=last).run()
+    tails = {r.id: len(r.prompt) % BLOCK for r in wanted}
+    costs = CostModel(pipeline, profile)
+    Simulation(program, costs, plan, recorder, last_tokens=last, prompt_tails=tails).run()
     result = recorder.result(
         batch=options.batch,
         budget=pipeline.settings.budget,
@@ -166,6 +168,14 @@ def test_a_request_too_large_is_rejected_once_by_both(model, profile, policy):
     assert_alike(real, simulated)
     assert list(real[0].rejected) == [1]
     assert real[0].finished == 2
+
+
+def test_prompts_whose_tail_shares_the_first_block_are_counted_alike(model, profile):
+    """A tail of two leaves six positions: enough for three steps; an answer of three ends in that block."""
+    wanted = requests([18, 66, 42], [14, 3, 22])
+    real, simulated = both(describe("herald", model), model, profile, wanted, PLANS["fixed"])
+    assert_alike(real, simulated)
+    assert real[0].delivered_tokens == 14 + 3 + 22
 
 
 # A changed description --------------------------------------------------------------------------------------------
