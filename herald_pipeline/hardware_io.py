@@ -98,7 +98,7 @@ def _find(text: str) -> Path:
 def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         message = f"{path} is not a readable TOML profile: {error}"
         raise ConfigError(message) from None
 

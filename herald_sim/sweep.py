@@ -68,6 +68,9 @@ def read_grid(path: Path) -> list[Point]:
         if name not in ("base", "grid")
     ]
     base, grid = data.get("base", {}), data.get("grid", {})
+    if not isinstance(base, dict) or not isinstance(grid, dict):
+        message = f"{path}: 'base' and 'grid' must be tables: write [base] and [grid] above their options"
+        raise ConfigError(message)
     known = {field.name for field in fields(Options)} - {"sets"}
     for table, values in (("base", base), ("grid", grid)):
         problems += [
@@ -128,7 +131,11 @@ def run_point(point: Mapping[str, Any], fast: bool) -> dict[str, Any]:
 def sweep(points: Iterable[Point], out: Path, executor: "Workers", *, fast: bool = False) -> dict[str, Any]:
     """Run the points that ``out`` does not hold yet; returns the summary that it writes there."""
     points = list(points)
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        message = f"cannot use {out} as the sweep's folder: {problem.strerror}; --out names a folder"
+        raise ConfigError(message) from None
     done = {line["id"]: line for line in read_points(out / POINTS)}
     wanted = [point for point in points if point_id(point) not in done]
     with (out / POINTS).open("a", encoding="utf-8") as file:

@@ -79,3 +79,19 @@ def test_json_names_a_profile_read_from_a_path_without_the_path(tmp_path, comman
     assert code == 0, err
     assert str(tmp_path) not in out
     assert json.loads(out)["hardware"] == HARDWARE
+
+
+def test_a_sweep_grid_without_tables_and_a_folder_that_is_a_file_are_refused(tmp_path):
+    grid = tmp_path / "grid.toml"
+    grid.write_text("base = 3\n")
+    assert "must be tables" in refused("sweep", "--grid", str(grid), "--out", str(tmp_path / "out"))
+    options = f'model = "tiny"\nmethod = "dense"\nhardware = "{HARDWARE}"\ncontext = 64\nbatch = 1\n'
+    grid.write_text(f"[base]\n{options}")
+    assert "--out names a folder" in refused("sweep", "--grid", str(grid), "--out", str(grid))
+
+
+def test_a_profile_nested_without_end_is_refused(tmp_path):
+    path = tmp_path / "deep.toml"
+    path.write_text("x = " + "[" * 5000)
+    arguments = [str(path) if argument == HARDWARE else argument for argument in RUN]
+    assert "is not a readable TOML profile" in refused(*arguments)
