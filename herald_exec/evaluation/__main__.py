@@ -79,6 +79,45 @@ def grid(
         _write(row, out)
 
 
+@app.command()
+def recall(
+    model: Model = "herald-ref",
+    task: Annotated[
+        list[str] | None, typer.Option("--task", help="May be repeated [default: log, rec, multi].")
+    ] = None,
+    context: Annotated[int, typer.Option("--context", help="Prompt tokens.")] = 1024,
+    samples: Annotated[int, typer.Option("--samples", help="Of each task.")] = 4,
+    budget: Annotated[float, typer.Option("--budget", help="k as a share of the prefix.")] = 0.05,
+    blocks: Annotated[int, typer.Option("--blocks", help="Longest answer; the first block has no selection.")] = 3,
+    device: Device = "cpu",
+    out: Out = None,
+) -> None:
+    """Recall of six selection rules against each step's oracle: Fig. 9's means, Fig. 7's buckets."""
+    from herald_exec.evaluation.grid import FIRST_SEED
+    from herald_exec.evaluation.recall import RecallStudy, by_bucket, mean_recall
+    from herald_exec.reference.tasks import draw_samples
+
+    raise_problems(
+        [
+            check_number(samples, "--samples", minimum=1, integer=True),
+            check_number(blocks, "--blocks", minimum=2, integer=True),
+        ]
+    )
+    loaded, material = _load(model, device)
+    rows: list[dict[str, Any]] = []
+    for name in task or ("log", "rec", "multi"):
+        study = RecallStudy(loaded, list(draw_samples(material, name, context, samples, FIRST_SEED)), budget=budget)
+        rows += study.run(blocks)
+    if out is not None:
+        out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    means = [
+        {"rule": rule, "factor": factor, "recall": value} for (rule, factor), value in sorted(mean_recall(rows).items())
+    ]
+    print(json.dumps({"pairs": len({(r["task"], r["sample"], r["block"], r["step"]) for r in rows}), "means": means}))
+    for bucket in by_bucket(rows):
+        print(json.dumps(bucket))
+
+
 def main() -> None:
     """Run the command; a user's mistake is a message and an exit code, never a traceback."""
     try:
