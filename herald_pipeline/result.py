@@ -141,7 +141,8 @@ class Recorder:
         self._compute_end_ns = 0
         self._stall_ns = 0
         self._exposed_ns = 0
-        self._passes: dict[int, list[int]] = {}
+        self._pass_block = -1
+        self._pass_start_ns = self._pass_end_ns = 0
         self._retrieval_ns = 0
         self._prefill_ns = 0
         self._prefill_tokens = 0
@@ -172,7 +173,12 @@ class Recorder:
             sums.bytes += num_bytes
             sums.flops += flops
             if stage.name in _RETRIEVAL_STAGES:
-                self._retrieve(launch, start_ns, end_ns)
+                # One pass's layers have one block; the next pass begins when that changes.
+                if launch.block != self._pass_block:
+                    self._close_pass()
+                    self._pass_block, self._pass_start_ns, self._pass_end_ns = launch.block, start_ns, end_ns
+                elif end_ns > self._pass_end_ns:
+                    self._pass_end_ns = end_ns
         if stream == "main":
             gap = start_ns - self._main_end_ns
             if gap > 0 and self._window_start_ns is not None and launch.block >= 0:
@@ -209,18 +215,10 @@ class Recorder:
             if launch.layer == 0:
                 self._prefill_tokens += launch.shape.prefix_tokens
 
-    def _retrieve(self, launch: Launch, start_ns: int, end_ns: int) -> None:
-        # One pass's layers have one block; the next pass begins when that changes.
-        span = self._passes.get(launch.block)
-        if span is None:
-            self._close_passes()
-            self._passes = {launch.block: [start_ns, end_ns]}
-        else:
-            span[1] = max(span[1], end_ns)
-
-    def _close_passes(self) -> None:
-        self._retrieval_ns += sum(end - start for start, end in self._passes.values())
-        self._passes = {}
+    def _close_pass(self) -> None:
+        self._retrieval_ns += self._pass_end_ns - self._pass_start_ns
+        self._pass_block = -1
+        self._pass_start_ns = self._pass_end_ns = 0
 
     def _span(
         self,
@@ -265,7 +263,7 @@ class Recorder:
         **facts: Any,
     ) -> Result:
         """The figures so far. Rates need at least two blocks; with fewer they are left out, never infinite."""
-        self._close_passes()
+        self._close_pass()
         window_ns = self._window_end_ns - (self._window_start_ns or 0)
         measured = self._window_blocks > 0 and window_ns > 0
         blocks = max(self._window_blocks, 1)

@@ -53,7 +53,7 @@ class Work:
     since_ns: int
     speed: float
     ends_ns: int
-    timer: Timeout
+    timer: Timeout | None
 
 
 Done = Callable[[Any, int], None]
@@ -255,6 +255,7 @@ class SharedRates:
         work: Work = event._value
         if event is not work.timer:
             return  # a speed has changed since: another event ends it
+        work.timer = None  # it holds the work: the two would keep each other alive
         now = work.ends_ns
         self._active.remove(work)
         if self._slowed:
