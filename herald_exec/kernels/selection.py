@@ -57,6 +57,8 @@ class SelectOptions:
             problem = problem or check_number(
                 self.prefetch_pages, "prefetch_pages", minimum=0, maximum=64, integer=True
             )
+        if self.paper_like and self.key_only:
+            problem = problem or "paper_like is the paper's kernel, which reads V; drop key_only or paper_like"
         if problem:
             raise ConfigError(problem)
 

@@ -33,11 +33,12 @@ def random_case(rng: np.random.Generator, seed: int) -> Case:
 
     lengths = tuple(size() for _ in range(rows))
     group, x = int(rng.integers(1, 9)), int(rng.choice([1, 1, 2, 3, 4, 8]))
+    key_only = bool(rng.random() < 0.2)
     options = SelectOptions(
         pv=str(rng.choice(["auto", "f32", "bf16"])),
-        key_only=bool(rng.random() < 0.2),
+        key_only=key_only,
         smoothing=int(rng.choice([1, 1, 3, 7])),
-        paper_like=bool(rng.random() < 0.1),
+        paper_like=not key_only and bool(rng.random() < 0.1),
         prefetch_pages=int(rng.integers(0, 4)),
     )
     flat = bool(rng.random() < 0.2)

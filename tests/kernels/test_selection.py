@@ -175,7 +175,13 @@ def test_a_bad_argument_is_named_with_its_value(change, error, message):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"), [({"smoothing": 2}, "odd"), ({"pv": "int8"}, "unknown pv"), ({"smoothing": 0}, ">= 1")]
+    ("change", "message"),
+    [
+        ({"smoothing": 2}, "odd"),
+        ({"pv": "int8"}, "unknown pv"),
+        ({"smoothing": 0}, ">= 1"),
+        ({"paper_like": True, "key_only": True}, "drop key_only"),
+    ],
 )
 def test_a_bad_option_is_refused(change, message):
     with pytest.raises(ConfigError, match=message):
