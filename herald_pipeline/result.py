@@ -312,7 +312,9 @@ class Recorder:
         return (self._window_start_ns - self._prefill_ns) / NS_PER_S
 
 
-_RETRIEVAL_STAGES = frozenset({"project", "select", "finish", "exact_layer", "gather", "upload", "fetch", "proxy"})
+_RETRIEVAL_STAGES = frozenset(
+    {"project", "select", "finish", "exact_layer", "gather", "upload", "fetch", "proxy", "score", "rebuild", "retrieve"}
+)
 """The retrieval latency of Fig. 14: selection and everything until its entries are on the device."""
 FORWARD_STAGES = frozenset({"denoise", "decide", "exact_step", "select_step"})
 """Model forwards of the main stream: Fig. 14's main latency."""

@@ -16,6 +16,8 @@ METHOD_COLORS = {
     "mage-cpu-representative": "#8d96a3",
     "herald-no-draft": "#f4978e",
     "herald-32q": "#a4133c",
+    "shadowkv": "#00798c",
+    "specontext": "#9c89b8",
 }
 STAGE_COLORS = {
     "prefill": "#c7c7c7",
@@ -30,6 +32,10 @@ STAGE_COLORS = {
     "append": "#d6a5c9",
     "swap": "#222222",
     "offload": "#9d755d",
+    "score": "#eeca3b",
+    "rebuild": "#c9a227",
+    "fold": "#7f6000",
+    "retrieve": "#ff9da6",
 }
 
 
