@@ -41,4 +41,5 @@ folder=${TMPDIR:-/tmp}/herald-emulated
 mkdir -p "$folder"
 "$here/build_variant.sh" "$folder" -DHERALD_EMULATE=ON
 site=$("$python" -c 'import site; print(site.getsitepackages()[0])')
+cd "$folder/pkg" # not a checkout whose herald_exec would win
 PYTHONPATH="$folder/pkg:$site" "$python" -S -c 'from herald_exec.kernels.command import app; app(["--check"])'
