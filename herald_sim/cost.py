@@ -82,7 +82,8 @@ _COPY_LAYOUT_EFFICIENCY = {
 _MAX_SEEN = 256
 _MAX_OPS = 4096
 _MATRICES = frozenset({OpKind.QKV, OpKind.OUTPUT, OpKind.FFN, OpKind.HEAD})
-_CPU_KINDS = frozenset({OpKind.SELECT, OpKind.GATHER})
+_MOVES = frozenset({OpKind.SELECT, OpKind.GATHER, OpKind.COPY})
+"""Ops that move bytes of host memory or the link; all others are kernels."""
 
 
 def needs(pipeline: Pipeline) -> frozenset[str]:
@@ -195,7 +196,7 @@ class CostModel:
         for repeat in work:
             count = repeat.count
             for op in repeat.ops:
-                if op.kind is OpKind.COPY or op.kind in _CPU_KINDS:
+                if op.kind in _MOVES:
                     flops += count * op.cpu_flops
                     h2d += count * op.h2d_bytes
                     d2h += count * op.d2h_bytes
@@ -215,28 +216,26 @@ class CostModel:
         if self._stage_ns and work:
             phases.append(Flow(round(self._stage_ns), ()))
         for repeat in _expanded(work):
-            layer_ns, kernels = 0.0, 0
+            layer_ns = 0.0
             kinds: set[OpKind] = set()
             for op in repeat.ops:
-                if op.kind is OpKind.COPY or op.kind in _CPU_KINDS:
-                    if kernels:
-                        layer_ns += self._layer_overhead_ns(kinds, small)
-                        segments.append((layer_ns / kernels, kernels))
-                        layer_ns, kernels = 0.0, 0
+                kind = op.kind
+                if kind in _MOVES:
+                    if kinds:
+                        segments.append(self._layer_segment(layer_ns, kinds, small, 1))
+                        layer_ns, kinds = 0.0, set()
                     self._close(phases, segments)
                     phases.append(self._flow(op))
-                elif op.kind is OpKind.HEAD:
+                elif kind is OpKind.HEAD:
                     segments.append((self._gpu_ns(op), repeat.count))
-                elif op.kind is OpKind.SAMPLE:
+                elif kind is OpKind.SAMPLE:
                     passes = max(1, round(known(self._engine.sampler_passes).peak))
                     segments.append((self._gpu_ns(op) / passes, passes * repeat.count))
                 else:
                     layer_ns += self._gpu_ns(op)
-                    kinds.add(op.kind)
-                    kernels = self._layer_kernels(kinds, small)
-            if kernels:
-                layer_ns += self._layer_overhead_ns(kinds, small)
-                segments.append((layer_ns / kernels, kernels * repeat.count))
+                    kinds.add(kind)
+            if kinds:
+                segments.append(self._layer_segment(layer_ns, kinds, small, repeat.count))
         self._close(phases, segments)
         copy_ns = self._copy_ns.get(stage.resource, 0.0)
         if copy_ns and work:
@@ -244,6 +243,11 @@ class CostModel:
         if self._emulated and stage.stream != "main":
             phases = [_on_retrieval_cores(phase) for phase in phases]
         return tuple(phases)
+
+    def _layer_segment(self, layer_ns: float, kinds: set[OpKind], small: bool, count: int) -> tuple[float, int]:
+        """Kernels of ``count`` layers' parts: equal shares of the part's time and its fixed cost."""
+        kernels = self._layer_kernels(kinds, small)
+        return (layer_ns + self._layer_overhead_ns(kinds, small)) / kernels, kernels * count
 
     def _layer_kernels(self, kinds: set[OpKind], small: bool) -> int:
         """Kernels of a layer's part; the projection and the rest of a retrieval layer are half of its kernels each."""
@@ -343,7 +347,7 @@ class CostModel:
         if op.kind is not OpKind.TOP_K:
             own = self._engine.attention_flops_efficiency
             if own is not None and op.kind is OpKind.ATTENTION:
-                share = self._read("attention_flops_efficiency", own, op.hbm_bytes)
+                share = self._read("attention_flops_efficiency", own, op.hbm_bytes / op.tokens)
             else:
                 share = self._read("gemm_efficiency", self._engine.gemm_efficiency, op.tokens)
             time = self._longer(time, op.gpu_flops / (self._peak * share))
@@ -379,7 +383,7 @@ def _share(rate: float, whole: float) -> float:
 def _expanded(work: Work) -> Iterator[Repeat]:
     """``work`` with layers that move bytes written out one by one: their phases alternate."""
     for repeat in work:
-        moves = repeat.count > 1 and any(op.kind is OpKind.COPY or op.kind in _CPU_KINDS for op in repeat.ops)
+        moves = repeat.count > 1 and any(op.kind in _MOVES for op in repeat.ops)
         yield from (Repeat(1, repeat.ops),) * repeat.count if moves else (repeat,)
 
 

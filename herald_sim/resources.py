@@ -214,7 +214,8 @@ class SharedRates:
         self._done = done
         self._active: list[Work] = []
         self._slowed = False
-        self._speeds: dict[tuple[Uses, ...], tuple[float, ...]] = {}
+        self._speeds: dict[tuple[Uses, ...], tuple[float, ...] | None] = {}
+        # None: all at full speed.
 
     def start(self, work: Work, flow: Flow, now: int) -> None:
         """Move ``flow``'s bytes for ``work``; ``done(work, time)`` is called when they have arrived."""
@@ -228,28 +229,38 @@ class SharedRates:
         """Give every active flow its speed, and a new end where that changed."""
         active = self._active
         key = tuple([work.flow.uses for work in active])
-        speeds = self._speeds.get(key)
-        if speeds is None:
+        if key not in self._speeds:
             if len(self._speeds) >= _MAX_CACHED:
                 self._speeds.clear()
-            speeds = self._speeds[key] = fair_speeds(key)
+            found = fair_speeds(key)
+            self._speeds[key] = None if min(found) == 1.0 else found
+        speeds = self._speeds[key]
+        if speeds is None:
+            if not self._slowed:
+                self._set_speed(active[-1], 1.0, now)
+                return
+            speeds = (1.0,) * len(active)
         slowed = False
         for work, speed in zip(active, speeds, strict=False):
             if speed != 1.0:
                 slowed = True
-            before = work.speed
-            if before != speed:
-                if before:
-                    work.remaining -= (now - work.since_ns) * before
-                work.since_ns = now
-                work.speed = speed
-                delay = round(work.remaining / speed)
-                if delay < 0:
-                    delay = 0
-                work.ends_ns = now + delay
-                timer = work.timer = Timeout(self._env, delay, work)
-                timer.callbacks.append(self._fire)
+            if work.speed != speed:
+                self._set_speed(work, speed, now)
         self._slowed = slowed
+
+    def _set_speed(self, work: Work, speed: float, now: int) -> None:
+        """``work`` goes on at ``speed``: it ends at another time, and a timer set before is void."""
+        before = work.speed
+        if before:
+            work.remaining -= (now - work.since_ns) * before
+        work.since_ns = now
+        work.speed = speed
+        delay = round(work.remaining / speed)
+        if delay < 0:
+            delay = 0
+        work.ends_ns = now + delay
+        timer = work.timer = Timeout(self._env, delay, work)
+        timer.callbacks.append(self._fire)
 
     def _fire(self, event: simpy.Event) -> None:
         work: Work = event._value
