@@ -265,6 +265,10 @@ def run(
     weights: Annotated[str, typer.Option(help="random (seeded; speed only) or checkpoint.")] = "random",
     synthetic_kv: Annotated[bool, typer.Option("--synthetic-kv", help="Random KV instead of a prefill.")] = False,
     threads: Annotated[int | None, typer.Option(help="Threads of the CPU kernels [all].")] = None,
+    pin: Annotated[
+        bool,
+        typer.Option("--pin/--no-pin", help="Main and retrieval on cores of their own (CPU; not on a busy machine)."),
+    ] = True,
     hbm_limit_gb: Annotated[float | None, typer.Option(help="Device memory to stay within.")] = None,
     host_limit_gb: Annotated[float | None, typer.Option(help="Host memory to stay within.")] = None,
     require_pinned: Annotated[
@@ -321,7 +325,7 @@ def run(
         check=check,
         keep_trace=trace_out is not None,
         threads=threads,
-        pin_cores=device == "cpu",
+        pin_cores=pin and device == "cpu",
         synthetic_kv=synthetic_kv,
         ignore_eos=weights == "random",
         seed=seed,
