@@ -22,16 +22,11 @@ from herald_pipeline.errors import ConfigError, ProfileError, did_you_mean
 from herald_pipeline.hardware import Curve, Engine, Origin, Profile, Provenance, Quantity, specs
 from herald_pipeline.model import ModelShape
 
+DEFAULT_PARAMETERS = ("layer_overhead_us",)
+"""What is fitted unless said otherwise: work of a layer that no part isolates (bookkeeping, writes to pools, waiting).
 
-def default_parameters(profile: Profile) -> tuple[str, ...]:
-    """What is fitted unless said otherwise: the rates of products and of attention.
-
-    A part by itself cannot tell: how much of a kernel's rate is left inside a run, where all share the caches.
-
-    The measured curves keep their shape; one factor each is fitted.
-    """
-    computes = profile.engine.attention_flops_efficiency is not None
-    return "gemm_efficiency", "attention_flops_efficiency" if computes else "attention_efficiency"
+The kernels' own rates stay as they were measured.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +76,7 @@ def fit(
 ) -> Fit:
     """Fit engine numbers ``names`` to the training runs (``set`` is ``fit``); held-out runs are not looked at.
 
-    Without ``names``: :func:`default_parameters`.
+    Without ``names``: :data:`DEFAULT_PARAMETERS`.
 
     Training and held-out runs are taken in turn, so what the machine has slowed down since it was measured is in both,
     and goes into the fit.
@@ -91,7 +86,7 @@ def fit(
     ConfigError
         No training runs, fewer of them than parameters, or a parameter that the profile does not state.
     """
-    names = tuple(names) or default_parameters(profile)
+    names = tuple(names) or DEFAULT_PARAMETERS
     start = _start_values(profile, names)
     targets = _targets(samples)
     if len(targets) < len(names):

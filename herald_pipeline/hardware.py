@@ -256,8 +256,9 @@ class Engine:
     routed_token_share
         Effective share of tokens that route independently: [MASK] tokens route alike, so fewer experts are hit.
     attention_flops_efficiency
-        Share of ``gpu.peak_tflop_s`` of attention's products (curve over KV bytes), where they and not the reading
-        decide, as on a CPU core that plays the GPU. Absent: ``gemm_efficiency``.
+        Share of ``gpu.peak_tflop_s`` of attention's products (curve over KV bytes per query token, which grow with
+        the prefix), where they and not the reading decide: on a CPU core that plays the GPU. Absent:
+        ``gemm_efficiency``.
     sampler_passes
         fp32 passes over the logits, per forwarded token.
     streamed_copy_efficiency, scattered_copy_efficiency

@@ -37,30 +37,30 @@ def measure(bench: Bench) -> Part:
     timings = {key: found[str(key)] for key in cases}
     peak = 0.0 if bench.on_cuda else peak_flops(bench)
     read: dict[float, float] = {}
-    computed: dict[float, float] = {}
+    computed: dict[float, list[float]] = {}
     for (x, rows, keys), timing in timings.items():
         num_bytes = rows * (keys + block) * entry
         flops = 4.0 * rows * x * (keys + block) * shape.num_heads * shape.head_dim
         if x == queries[0]:
             read[num_bytes] = min(1.0, num_bytes / timing.seconds / GB / rate)
         if not bench.on_cuda and x == block:
-            computed[num_bytes] = min(1.0, flops / timing.seconds / peak)
+            # By prefix, whatever the number of requests: their scores are what falls out of the caches.
+            computed.setdefault(num_bytes / (rows * block), []).append(min(1.0, flops / timing.seconds / peak))
         columns = {"queries": x, "rows": rows, "prefix": keys, "bytes": num_bytes}
         rates = {"gb_s": round(num_bytes / timing.seconds / GB, 4), "gflop_s": round(flops / timing.seconds / GB, 2)}
         part.rows.append(row_of(timing, case="attention", **columns, **rates))
     spread = widest(timings.values())
     group = shape.group_size
     note = f"query heads a KV head: {group}, {bench.dtype}"
-    part.values.append(_curve("engine.attention_efficiency", read, spread, f"{queries[0]} queries a request, {note}"))
+    at, share = joined(read)
+    about = f"{queries[0]} queries a request, {note}"
+    part.values.append(Value("engine.attention_efficiency", "share", share, at, "B", spread, about))
     if computed:
-        path = "engine.attention_flops_efficiency"
-        part.values.append(_curve(path, computed, spread, f"{block} queries a request, {note}"))
+        at = tuple(sorted(computed))
+        share = tuple(math.prod(computed[b]) ** (1 / len(computed[b])) for b in at)
+        path, about = "engine.attention_flops_efficiency", f"{block} queries a request, {note}"
+        part.values.append(Value(path, "share", share, at, "B/query", spread, about))
     return part
-
-
-def _curve(path: str, shares: dict[float, float], spread: float, note: str) -> Value:
-    x, y = joined(shares)
-    return Value(path, "share", y, x, "B", spread, note)
 
 
 def joined(shares: dict[float, float], closer_than: float = 1.1) -> tuple[tuple[float, ...], tuple[float, ...]]:
