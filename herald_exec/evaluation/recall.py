@@ -26,7 +26,7 @@ RULES = ("mage", "draft", "omit", "representative", "herald", "random")
 """Queries that score the prefix for block n + 1, and what stands for block n while they do.
 
 ``mage``: all B [MASK] queries, block n complete. ``draft``, ``omit``: the same, block n drafted (argmax of its
-first step), or left out. ``representative``: query B // 2 alone, block n complete. ``herald``: that one, block n drafted.
+first step), or left out. ``representative``: query B // 2 alone, block n complete. ``herald``: that one, n drafted.
 """
 
 FACTORS = (1.0, 1.4, 1.75, 2.5)
@@ -90,14 +90,16 @@ def importance(q: Tensor, keys: Tensor, seen: Tensor) -> Tensor:
     kv_heads = keys.shape[1]
     folded = q.view(rows, count, kv_heads, heads // kv_heads, dim).permute(0, 2, 1, 3, 4).flatten(2, 3)
     scores = (folded.float() * dim**-0.5) @ keys.float().mT
-    return scores.masked_fill(~seen, float("-inf")).softmax(dim=-1).sum(dim=2)
+    summed: Tensor = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1).sum(dim=2)
+    return summed
 
 
 def overlap(selected: Tensor, oracle: Tensor, budget: int, k: int) -> Tensor:
     """Share of the oracle's top ``k`` that is in the rule's top ``budget``; both ``[..., L]`` importances."""
     wanted = torch.zeros_like(oracle, dtype=torch.bool).scatter_(-1, oracle.topk(k, dim=-1).indices, True)
     taken = torch.zeros_like(wanted).scatter_(-1, selected.topk(budget, dim=-1).indices, True)
-    return (wanted & taken).sum(dim=-1) / k
+    found: Tensor = (wanted & taken).sum(dim=-1) / k
+    return found
 
 
 @dataclass

@@ -46,8 +46,9 @@ def train_(
     out: Annotated[Path, typer.Option("--out", help="Folder of the checkpoint.")] = Path("out/herald-ref"),
     state: Annotated[Path | None, typer.Option("--state", help="Resume file [default: beside --out].")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the resume file.")] = False,
+    start: Annotated[Path | None, typer.Option("--from", help="Checkpoint whose weights it begins with.")] = None,
     recipe: Annotated[
-        str, typer.Option("--recipe", help="reference, or tiny (seconds, learns nothing).")
+        str, typer.Option("--recipe", help="reference; longer, with --from; tiny (seconds, learns nothing).")
     ] = "reference",
     device: Device = "cuda",
     seed: Annotated[int, typer.Option("--seed")] = 0,
@@ -85,6 +86,7 @@ def train_(
         evaluate_s=evaluate_s,
         evaluate_samples=samples,
         resume=resume,
+        start=start,
     )
     print(json.dumps(train(recipes.get(recipe, steps=steps), options)))
 

@@ -72,6 +72,12 @@ def _reference() -> Recipe:
     )
 
 
+def _longer() -> Recipe:
+    """More of the last phase, from weights that already retrieve (``--from``)."""
+    base = _reference()
+    return replace(base, name="longer", phases=base.phases[-1:], steps=2500, decay_from=0.3)
+
+
 def _tiny() -> Recipe:
     """A few seconds on one CPU core: shows that every part works, learns next to nothing."""
     shape = replace(catalogue.get("herald-ref"), name="tiny-ref", num_layers=2, hidden_size=64, num_heads=4)
@@ -89,7 +95,7 @@ def _tiny() -> Recipe:
     )
 
 
-_RECIPES = {"reference": _reference, "tiny": _tiny}
+_RECIPES = {"reference": _reference, "longer": _longer, "tiny": _tiny}
 
 
 def get(name: str, *, steps: int | None = None) -> Recipe:

@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from herald_exec.checkpoints.folder import open_checkpoint
 from herald_exec.checkpoints.writing import write_checkpoint
 from herald_exec.models.base import BlockModel
 from herald_exec.reference.documents import ANSWER
@@ -25,6 +26,7 @@ from herald_exec.reference.optimiser import Optimiser
 from herald_exec.reference.prepare import HELD_OUT_FILE, TRAIN_FILE
 from herald_exec.reference.recipe import BatchPlan, Recipe, check_material
 from herald_exec.reference.tasks import TASKS, read_material
+from herald_pipeline.errors import ConfigError
 
 SHARD_BYTES = 12_000_000
 CHECKPOINT_AT = (0.5, 0.7, 0.85)
@@ -41,6 +43,8 @@ class TrainOptions:
     ----------
     data, out, state
         Folder of ``generate-data``; folder of the checkpoint; file to resume from, written with every checkpoint.
+    start
+        Checkpoint folder whose weights training begins with; drawn from the seed otherwise.
     time_limit_s
         Training ends by then, all schedules stretched to fit; without it ``recipe.steps`` decide.
     evaluate_s
@@ -57,6 +61,7 @@ class TrainOptions:
     evaluate_s: float = 60.0
     evaluate_samples: int = 64
     resume: bool = False
+    start: Path | None = None
 
 
 def _say(text: str) -> None:
@@ -76,6 +81,8 @@ class Trainer:
         self.tokens = {"block": 0, "list": 0}
         self.before_s = 0.0
         self._ended_s: float | None = None
+        if options.start is not None:
+            self._start(options.start)
         if options.resume:
             self._load()
         if cuda:
@@ -199,6 +206,15 @@ class Trainer:
         torch.save(state, partial)
         partial.replace(self.options.state)
 
+    def _start(self, folder: Path) -> None:
+        checkpoint = open_checkpoint(folder)
+        if checkpoint.shape != replace(self.recipe.shape, name=checkpoint.shape.name):
+            message = (
+                f"--from {folder}: its shape is not that of recipe {self.recipe.name!r}; train from the seed instead"
+            )
+            raise ConfigError(message)
+        self.network.take(checkpoint.load(self.device, torch.float32).weights)
+
     def _load(self) -> None:
         state = torch.load(self.options.state, map_location=self.device, weights_only=True)
         self.network.load_state_dict(state["network"])
@@ -212,6 +228,7 @@ class Trainer:
         return {
             "recipe": self.recipe.name,
             "seed": self.options.seed,
+            "start": None if self.options.start is None else self.options.start.name,
             "steps": self.step,
             "clean_tokens": self.tokens,
             "seconds": round(self.seconds, 1),

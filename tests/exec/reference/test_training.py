@@ -147,3 +147,18 @@ def test_what_does_not_fit_is_refused_with_a_remedy(recipe, data, tmp_path):
         read_filler(tmp_path / "bad.npz")
     with pytest.raises(ConfigError, match="did you mean"):
         recipes.get("referense")
+
+
+def test_training_may_begin_with_a_checkpoints_weights(recipe, data, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    run(recipe, data, first)
+    run(replace(recipe, steps=1, warmup_steps=10**9), data, second, start=first)
+    for name, tensor in stored(first).items():
+        torch.testing.assert_close(tensor, stored(second)[name], rtol=1e-3, atol=1e-3)
+
+
+def test_a_checkpoint_of_another_shape_is_no_start(recipe, data, tmp_path):
+    run(recipe, data, tmp_path / "first")
+    other = replace(recipe, shape=replace(recipe.shape, num_layers=3))
+    with pytest.raises(ConfigError, match="its shape is not that of recipe 'tiny'"):
+        run(other, data, tmp_path / "second", start=tmp_path / "first")
