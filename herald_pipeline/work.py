@@ -27,6 +27,9 @@ class Forward:
     settings: Settings
     _known: dict[tuple[str, int, int], Op] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Ops that depend on the number of tokens alone: the same object for every block."""
+    _layers: dict[tuple[int, bool], tuple[Op, tuple[Op, ...]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def device_kv_bytes(self) -> float:
@@ -127,12 +130,19 @@ class Forward:
         pairs = shape.selected_pairs if sparse else shape.prefix_pairs
         # Every query also sees its own group of B positions.
         pairs += shape.tokens * block
-        return (
-            self.qkv(shape.tokens),
-            self.attention(shape.tokens, keys, pairs),
-            self.output(shape.tokens),
-            *self.ffn(shape.tokens, layer),
-        )
+        qkv, rest = self._around(shape.tokens, layer)
+        return (qkv, self.attention(shape.tokens, keys, pairs), *rest)
+
+    def _around(self, tokens: int, layer: int) -> tuple[Op, tuple[Op, ...]]:
+        """What comes before attention in a layer, and what comes after: the same objects for the same tokens."""
+        key = (tokens, layer < self.model.num_dense_layers)
+        known = self._layers.get(key)
+        if known is None:
+            if len(self._layers) >= _MAX_KNOWN:
+                self._layers.clear()
+            rest = (self.output(tokens), *self.ffn(tokens, layer))
+            known = self._layers[key] = (self.qkv(tokens), rest)
+        return known
 
     def step(self, shape: LaunchShape, sparse_from: int) -> Work:
         """A whole denoise step; layers from ``sparse_from`` on attend to the sparse pool."""
