@@ -1,5 +1,8 @@
 """ShadowKV: factors against numpy's SVD, the choice against the rule in float64, tokens against dense."""
 
+import random
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -298,6 +301,18 @@ def test_at_a_low_rank_the_answer_is_of_keys_rebuilt_at_that_rank(kit, model, mo
     monkeypatch.setattr(execution_module, "Shadow", lambda *arguments: Shadow(*arguments, rank=4))
     low = decode(pipeline, model, requests, policy=policy()).answers
     assert full != low
+
+
+def test_delays_before_any_stage_change_no_token(kit, model):
+    """One place between gather and upload, values and keys written beside each other: order is by edges alone."""
+    requests, pipeline = kit.prompts([90, 33, 50], [16, 24, 9]), kit.describe("shadowkv", model.shape, budget=0.4)
+    expected = decode(pipeline, model, requests, policy=policy(), options=Options(batch=2)).answers
+    for seed in range(6):
+        draw = random.Random(seed)
+        options = Options(
+            batch=2, check=True, before_stage=lambda _, draw=draw: time.sleep(draw.choice((0, 0, 1e-4, 1e-3)))
+        )
+        assert decode(pipeline, model, requests, policy=policy(), options=options).answers == expected, seed
 
 
 def test_rotation_back_and_forth_is_exact_but_for_rounding(model):
