@@ -100,6 +100,8 @@ def simulate(
     return result
 
 
+_WAITS = 0.05
+"""Share of a block from which on the main stream's waiting decides what limits."""
 _FEW_BLOCKS = 6
 _validated: set[tuple[Any, ...]] = set()
 
@@ -227,12 +229,17 @@ def provenance(profile: Profile) -> Mapping[str, Any]:
 
 
 def status(result: Result, costs: CostModel, workload: Workload) -> dict[str, Any]:
-    """Status and the resource that limits: the one that is busy for the largest part of a block."""
+    """Status and the resource that limits.
+
+    That is the one that is busy longest; where the main stream waits for others, the busiest of those it waits for.
+    """
     stages = {stage.name: stage for stage in costs.pipeline.template.stages()}
     busy: dict[str, float] = {}
     for name, sums in result.stages.items():
         resource = _RESOURCES[stages[name].resource]
         busy[resource] = busy.get(resource, 0.0) + sums["busy_s"]
+    if (result.stall_s or 0.0) > _WAITS * (result.block_time_s or 0.0) and len(busy) > 1:
+        busy.pop(_RESOURCES["gpu"], None)
     limit = max(sorted(busy), key=lambda resource: busy[resource]) if busy else None
     if costs.extrapolated:
         return {"status": "EXTRAPOLATED", "limit": limit}

@@ -153,3 +153,18 @@ def test_arrivals_are_waited_for(paper_profile, pipeline_of):
     result = simulate(build(catalogue.get("llada2-mini"), "herald"), paper_profile, workload, check=True)
     assert result.finished == 2
     assert result.status == "STABLE"
+
+
+@pytest.mark.parametrize(
+    ("method", "steps", "limit"),
+    [
+        ("dense", 20, "gpu"),
+        ("mage-offload", 20, "h2d link"),
+        ("mage-cpu", 20, "cpu selection"),
+        ("herald", 8, "cpu selection"),
+        ("herald", 32, "gpu"),
+    ],
+)
+def test_what_limits_is_named(run, method, steps, limit):
+    result = run(method, batch=80, steps=steps)
+    assert (result.limit, result.status) == (limit, f"BOUND BY {limit}")
