@@ -184,7 +184,7 @@ def _verdict(name: str, before: float, value: float, error: float) -> Fitted:
     if not math.isfinite(error):
         return Fitted(name, before, value, error, False, "the training set does not tell it from the others")
     if error > 1:
-        return Fitted(name, before, value, error, False, f"standard error {error:.0%} of its value")
+        return Fitted(name, before, value, error, False, "its standard error is larger than its value")
     return Fitted(name, before, value, error, True)
 
 

@@ -114,7 +114,7 @@ def fit_text(found: Fit) -> str:
                     fitted.name,
                     f"{fitted.before:.4g}",
                     f"{fitted.value:.4g}",
-                    _plain_percent(fitted.relative_error) if fitted.relative_error != float("inf") else "-",
+                    _plain_percent(fitted.relative_error) if fitted.relative_error < 10 else "> 1000%",
                     "identified" if fitted.identified else f"not identified: {fitted.why}",
                 )
                 for fitted in found.parameters
