@@ -102,6 +102,9 @@ def run(
     trace_out: Annotated[Path | None, typer.Option("--trace-out", help="Chrome trace (.json or .json.gz).")] = None,
     check: Annotated[bool, typer.Option("--check", help="Run the invariants.")] = False,
     fast: Annotated[bool, typer.Option("--fast", help="Leave contention out; many blocks at once.")] = False,
+    beyond_memory: Annotated[
+        bool, typer.Option("--beyond-memory", help="Go on where it does not fit, and say by how much.")
+    ] = False,
     interval: Annotated[bool, typer.Option(help="95% interval from the spreads of the profile's numbers.")] = True,
     as_json: Json = False,
 ) -> None:
@@ -157,8 +160,17 @@ def run(
         + ", ".join(f"{name} {value:g}" if _is_number(value) else f"{name} {value}" for name, value in rates.items())
     )
     result = simulate(
-        pipeline, profile, workload, memory=options.memory(profile), check=check, trace_out=trace_out, fast=fast
+        pipeline,
+        profile,
+        workload,
+        memory=options.memory(profile),
+        check=check,
+        trace_out=trace_out,
+        fast=fast,
+        beyond_memory=beyond_memory,
     )
+    if "beyond_memory" in result.extra:
+        _note(f"beyond memory: {result.extra['beyond_memory']}; nothing shows that this batch could be held")
     if interval and result.throughput_tok_s is not None:
         from dataclasses import replace
 

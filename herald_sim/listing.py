@@ -7,7 +7,7 @@ from herald_pipeline import pipeline as pipelines
 from herald_pipeline.errors import ProfileError, unknown_name
 from herald_pipeline.model import Attention
 from herald_sim.cost import needs
-from herald_sim.text import table
+from herald_sim.text import table, wrapped
 
 _MODEL_FOR_NEEDS = "llada2-mini"
 """A mixture of experts: its ops include those of dense models."""
@@ -61,7 +61,7 @@ def models_text(rows: list[dict[str, Any]]) -> str:
     ]
     header = ("model", "architecture", "layers", "heads/kv", "B params", "KiB/token", "positions", "methods")
     notes = [f"* {row['name']}: {fact}: {row['sources'][fact]}" for row in rows for fact in row["unconfirmed"]]
-    return "\n".join([table(header, cells), *notes])
+    return "\n".join([table(header, cells), *(wrapped(note) for note in notes)])
 
 
 def method_rows() -> list[dict[str, Any]]:
@@ -85,21 +85,14 @@ def method_rows() -> list[dict[str, Any]]:
 
 
 def methods_text(rows: list[dict[str, Any]]) -> str:
-    """A line a method with its axes."""
-    cells = [
-        (
-            row["name"] + (" (simulated only)" if row["simulated_only"] else ""),
-            row["axes"]["full_kv"],
-            row["axes"]["selection"],
-            row["axes"]["link"],
-            row["axes"]["attention"],
-            row["axes"]["overlap"],
-            f"{row['budget']:g}",
-        )
-        for row in rows
-    ]
-    header = ("method", "full KV", "selection", "crosses the link", "attention", "overlap", "budget")
-    return table(header, cells)
+    """A paragraph a method: what it does and its six choices."""
+    parts = []
+    for row in rows:
+        only = ", simulated only" if row["simulated_only"] else ""
+        lines = [f"{row['name']} (budget {row['budget']:g}{only}): {row['summary']}"]
+        lines += [f"  {axis:<10}{choice}" for axis, choice in row["axes"].items()]
+        parts.append("\n".join(wrapped(line) for line in lines))
+    return "\n\n".join(parts)
 
 
 def hardware_rows() -> list[dict[str, Any]]:
@@ -148,7 +141,7 @@ def hardware_text(rows: list[dict[str, Any]]) -> str:
         ]
         lines += [f"  lacks    {', '.join(paths)} for {method}" for method, paths in row["lacking"].items()]
         lines += [f"  note     {note}" for note in row["notes"]]
-        parts.append("\n".join(lines))
+        parts.append("\n".join(wrapped(line, hang=11) for line in lines))
     return "\n\n".join(parts)
 
 
@@ -177,5 +170,5 @@ def claims_text(rows: list[dict[str, Any]]) -> str:
             f"  {row['claim']} [{values} {row['unit']}]",
         ]
         lines += [f"  {name:<8}{row[name]}" for name in ("test", "machine", "result", "reason") if row[name]]
-        parts.append("\n".join(lines))
+        parts.append("\n".join(wrapped(line, hang=10) for line in lines))
     return "\n\n".join([*parts, ", ".join(f"{count} {verdict}" for verdict, count in counts.items())])

@@ -91,7 +91,7 @@ def simulate(
         budget=pipeline.settings.budget,
         finished=len(program.admission.finished),
         rejected=program.admission.rejected,
-        **facts(pipeline, profile, workload, memory),
+        **facts(pipeline, profile, workload, memory, frozenset(program.admission.rejected)),
     )
     result = replace(result, extra={**result.extra, "mode": mode}, **status(result, costs, workload))
     if trace_out is not None and recorder.trace is not None:
@@ -199,10 +199,22 @@ def _last_tokens(workload: Workload) -> dict[int, int]:
     return found
 
 
-def facts(pipeline: Pipeline, profile: Profile, workload: Workload, memory: Memory) -> dict[str, Any]:
-    """What a result says beside its figures: memory, limits of the model, where numbers come from."""
-    tokens = workload.largest_request_tokens
+def facts(
+    pipeline: Pipeline,
+    profile: Profile,
+    workload: Workload,
+    memory: Memory,
+    rejected: frozenset[int] = frozenset(),
+) -> dict[str, Any]:
+    """What a result says beside its figures: memory, limits of the model, where numbers come from.
+
+    Memory is that of the largest request that was not rejected.
+    """
+    length = workload.block_length
+    sizes = [r.padded_tokens(length) for r in workload.blocked() if r.id not in rejected]
+    tokens = max(sizes, default=workload.largest_request_tokens)
     budget = capacity.budget(pipeline, tokens, workload.batch, memory)
+    beyond = {} if budget.fits or rejected else {"beyond_memory": budget.shortage}
     return {
         "kv_bytes_per_request": budget.kv_bytes_per_request,
         "hbm_bytes": budget.total(Home.HBM, transient=False),
@@ -215,6 +227,7 @@ def facts(pipeline: Pipeline, profile: Profile, workload: Workload, memory: Memo
             "method": pipeline.method.name,
             "hardware": profile.name,
             "engine": profile.engine.name,
+            **beyond,
         },
     }
 
@@ -233,6 +246,8 @@ def status(result: Result, costs: CostModel, workload: Workload) -> dict[str, An
 
     That is the one that is busy longest; where the main stream waits for others, the busiest of those it waits for.
     """
+    if not result.finished and result.rejected:
+        return {"status": "NOTHING RAN: every request was rejected", "limit": "memory"}
     stages = {stage.name: stage for stage in costs.pipeline.template.stages()}
     busy: dict[str, float] = {}
     for name, sums in result.stages.items():

@@ -1,5 +1,6 @@
 """Results for people, as plain text."""
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,9 @@ from herald_pipeline.units import NS_PER_S, format_bytes, format_ns
 if TYPE_CHECKING:
     from herald_sim.explain import Explanation
     from herald_sim.planning import Peak
+
+WIDTH = 100
+"""Columns of a terminal that people can be expected to have."""
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -24,6 +28,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         ]
         texts.append("  ".join(cells).rstrip())
     return "\n".join(texts)
+
+
+def wrapped(line: str, hang: int = 12) -> str:
+    """``line`` in lines of at most 100 columns, all but the first indented by ``hang``."""
+    return textwrap.fill(line, WIDTH, subsequent_indent=" " * hang, break_long_words=False, break_on_hyphens=False)
 
 
 def _numeric(cell: str) -> bool:
@@ -86,31 +95,24 @@ def result_text(result: Result) -> str:
     elif str(about.get("mode", "events")) != "events":
         lines.append(f"  mode            {about['mode']}")
     lines += [f"  assumed         {assumption}" for assumption in result.assumptions]
-    return "\n".join(lines)
+    return "\n".join(wrapped(line, 18) for line in lines)
 
 
 def ceilings_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """Ceilings by scheme; the ring is on the lowest of each."""
-    cells = []
+    cells: list[tuple[str, str, str]] = []
     scheme = None
     for row in rows:
-        cells.append(
-            (
-                row["scheme"] if row["scheme"] != scheme else "",
-                row["name"],
-                ("(o) " if row["binding"] else "    ") + f"{number(row['value_tok_s'])} tok/s",
-                row["resource"],
-                row["formula"],
-            )
-        )
-        scheme = row["scheme"]
-    text = table(("scheme", "ceiling", "value", "resource", "formula"), cells)
-    inputs = {row["name"]: row for row in rows}
-    details = [
-        f"  {name}: " + ", ".join(f"{key} {_value(value)}" for key, value in row["inputs"].items())
-        for name, row in inputs.items()
-    ]
-    return "\n".join([text, "", "(o) the lowest of its scheme", "inputs:", *details])
+        if row["scheme"] != scheme:
+            cells.append((row["scheme"], "", ""))
+            scheme = row["scheme"]
+        ring = "(o) " if row["binding"] else "    "
+        cells.append(("  " + row["name"], f"{ring}{number(row['value_tok_s'])} tok/s", row["resource"]))
+    lines = [table(("ceiling", "value", "resource"), cells), "", "(o) the lowest of its scheme", "", "how"]
+    for name, row in {row["name"]: row for row in rows}.items():
+        inputs = ", ".join(f"{key} {_value(value)}" for key, value in row["inputs"].items())
+        lines += [wrapped(f"  {name} = {row['formula']}", 6), wrapped(f"    with {inputs}", 9)]
+    return "\n".join(lines)
 
 
 def _value(value: Any) -> str:
