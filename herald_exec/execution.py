@@ -17,7 +17,7 @@ from herald_exec.runner import BeforeStage, Execution
 from herald_exec.session import Action, OnBlock, Session, bind
 from herald_exec.shadow import Shadow
 from herald_exec.streams import Streams, ThreadStreams, split_cores
-from herald_pipeline import capacity
+from herald_pipeline import capacity, validate
 from herald_pipeline.decoding.sampling import Sampler
 from herald_pipeline.errors import ConfigError, RunError, raise_problems
 from herald_pipeline.model import Attention
@@ -53,6 +53,8 @@ class Options:
         Fill prompts' KV with seeded random numbers instead of computing it.
     ignore_eos
         Go on behind an EOS: speed runs.
+    validated
+        Refuse a pipeline with hazards or deadlocks; off only to show what a missing edge does.
     on_block
         Told of every completed block while the run goes on: streaming and stop words.
     """
@@ -66,6 +68,7 @@ class Options:
     pin_cores: bool = False
     synthetic_kv: bool = False
     ignore_eos: bool = False
+    validated: bool = True
     seed: int = 0
     before_stage: BeforeStage | None = None
     on_block: OnBlock | None = None
@@ -118,6 +121,8 @@ def decode(
         ``partial`` is the result so far, and every pool has been freed.
     """
     _check(pipeline, model, requests)
+    if options.validated:
+        validate.check_once(pipeline)
     bind(pipeline)
     block = pipeline.settings.block_length
     policy = policy or PlannedPolicy(

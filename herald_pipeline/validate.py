@@ -68,6 +68,29 @@ def check(pipeline: Pipeline) -> None:
             )
 
 
+_checked: set[tuple[object, ...]] = set()
+
+
+def check_once(pipeline: Pipeline) -> None:
+    """:func:`check`, for runs: a structure that has passed in this process is not looked at again."""
+    settings, template = pipeline.settings, pipeline.template
+    key = (
+        pipeline.method.build,
+        template.edges,
+        tuple(
+            (stage.name, stage.stream, stage.reads, stage.writes, stage.drafts, stage.completes, stage.decides)
+            for stage in template.stages()
+        ),
+        settings.queries,
+        settings.exact_layers,
+        settings.exact_layers_on,
+        settings.staging_buffers,
+    )
+    if key not in _checked:
+        check(pipeline)
+        _checked.add(key)
+
+
 def edge_verdict(pipeline: Pipeline, edge: Edge) -> str:
     """What removing ``edge`` does: ``caught`` (a hazard appears) or ``implied`` (other order already gives it).
 

@@ -59,7 +59,7 @@ def simulate(
     if profile.missing(required):
         profile.check_complete(required, hardware_io.complete_names(required))
     memory = memory or Memory.of(profile)
-    _validate(pipeline)
+    validate.check_once(pipeline)
     room = _room(pipeline, workload, memory, beyond_memory=beyond_memory)
     mode = "events"
     if fast:
@@ -103,29 +103,6 @@ def simulate(
 _WAITS = 0.05
 """Share of a block from which on the main stream's waiting decides what limits."""
 _FEW_BLOCKS = 6
-_validated: set[tuple[Any, ...]] = set()
-
-
-def _validate(pipeline: Pipeline) -> None:
-    """Refuse a description with hazards or deadlocks; each structure is looked at once."""
-    settings, template = pipeline.settings, pipeline.template
-    key = (
-        pipeline.method.build,
-        template.edges,
-        tuple(
-            (stage.name, stage.stream, stage.reads, stage.writes, stage.drafts, stage.completes, stage.decides)
-            for stage in template.stages()
-        ),
-        settings.queries,
-        settings.exact_layers,
-        settings.exact_layers_on,
-        settings.staging_buffers,
-    )
-    if key not in _validated:
-        validate.check(pipeline)
-        _validated.add(key)
-
-
 def _fast_result(pipeline: Pipeline, profile: Profile, workload: Workload, memory: Memory) -> Result:
     """A run of few blocks by events, with the figures of all blocks put in and their difference stated."""
     from herald_sim import fast as fast_mode

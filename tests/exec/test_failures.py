@@ -3,6 +3,7 @@
 import _thread
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from herald_exec import Options, decode
 from herald_exec import execution as execution_module
 from herald_exec.policy import PlannedPolicy
 from herald_exec.pools import Pools
-from herald_pipeline.errors import ConfigError, RunError
+from herald_pipeline.errors import ConfigError, PipelineError, RunError
 from herald_pipeline.steps import FixedSteps
 
 
@@ -137,3 +138,13 @@ def test_an_action_that_nothing_carries_out_is_refused_before_the_run(kit, model
         PipelineError, match="action 'denoize', which the executor does not know; did you mean 'denoise'"
     ):
         decode(broken, model, kit.prompts([4], 4))
+
+
+def test_a_pipeline_with_a_hazard_is_refused_before_anything_is_allocated(kit, model, pools):
+    """Without the edge into the swap, a step could read entries that are still on their way."""
+    pipeline = kit.describe("herald", model.shape, budget=0.2)
+    edges = tuple(edge for edge in pipeline.template.edges if edge.after != "swap")
+    hazardous = replace(pipeline, template=replace(pipeline.template, edges=edges))
+    with pytest.raises(PipelineError, match="touch pool 'sparse'"):
+        decode(hazardous, model, kit.prompts([40], 16))
+    assert pools == []
