@@ -19,6 +19,7 @@ from torch import Tensor
 from herald_exec.attention import attend
 from herald_exec.models.base import BlockModel
 from herald_exec.reference.tasks import Sample
+from herald_pipeline import published
 from herald_pipeline.errors import ConfigError, check_number, raise_problems
 from herald_pipeline.model import Attention
 
@@ -29,7 +30,7 @@ RULES = ("mage", "draft", "omit", "representative", "herald", "random")
 first step), or left out. ``representative``: query B // 2 alone, block n complete. ``herald``: that one, n drafted.
 """
 
-FACTORS = (1.0, 1.4, 1.75, 2.5)
+FACTORS = (1.0, 1.4, published.number(exhibit="Fig 9", method="HERALD", metric="budget_factor_matching_MAGE"), 2.5)
 """Budgets of the rules, as multiples of the oracle's k."""
 
 

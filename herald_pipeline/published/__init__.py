@@ -160,9 +160,9 @@ class Verdict(StrEnum):
 
     NOT_TESTED = "not tested"
     CONFIRMED = "confirmed"
-    """Measured here, and it holds."""
+    """Measured or counted here, and it holds."""
     CONTRADICTED = "contradicted"
-    """Measured here, and it does not hold."""
+    """Measured, counted or simulated here, and it does not hold; ``result`` says which."""
     REPRODUCED = "reproduced by fit"
     """Comes out of a model whose numbers were fitted to it or to its like."""
     PREDICTED = "predicted"
@@ -184,6 +184,8 @@ class Claim:
         Where the test has to run: a profile, ``any``, or what is missing.
     result
         What the test gave, with its interval, once there is a verdict.
+    reason
+        Why it has not been tested, or cannot be.
     """
 
     id: str
