@@ -8,6 +8,7 @@ method decodes one block; the program (:mod:`herald_pipeline.scheduling.program`
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from herald_pipeline.pools import Access
 
@@ -45,8 +46,10 @@ class Layout(StrEnum):
     """Single rows, picked by index."""
 
 
-@dataclass(frozen=True, slots=True)
-class Op:
+# Ops, groups and shapes are made anew for every block: named tuples, which cost a fraction of a frozen dataclass.
+
+
+class Op(NamedTuple):
     """One piece of work: its kind and its demand on each resource.
 
     Attributes
@@ -122,8 +125,7 @@ class Mode(StrEnum):
         return self in (Mode.DRAFT, Mode.COMPLETE_DRAFT)
 
 
-@dataclass(frozen=True, slots=True)
-class RowGroup:
+class RowGroup(NamedTuple):
     """Rows (request slots) that do the same in one launch.
 
     ``blocks[i]`` is the block index of ``slots[i]`` (0 is the first block of its answer, -1 its prompt).
@@ -139,8 +141,7 @@ class RowGroup:
     tail_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchShape:
+class LaunchShape(NamedTuple):
     """Totals over a launch's row groups: all that a stage's work depends on."""
 
     rows: int

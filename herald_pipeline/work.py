@@ -30,6 +30,10 @@ class Forward:
     _layers: dict[tuple[int, bool], tuple[Op, tuple[Op, ...]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _runs: dict[int, tuple[tuple[int, int, bool], ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Of a step that is sparse from a layer on: first layer, count and sparsity of each run of equal layers."""
 
     @property
     def device_kv_bytes(self) -> float:
@@ -117,21 +121,23 @@ class Forward:
         if tokens == 0:
             return ()
         model = self.model
-        logits = tokens * model.vocab_size * LOGIT_BYTES
-        return (
-            self._matrix(OpKind.HEAD, tokens, model.hidden_size * model.vocab_size),
-            Op(OpKind.SAMPLE, tokens, hbm_bytes=logits),
-        )
+        key = (OpKind.SAMPLE, tokens, 0)
+        sample = self._known.get(key)
+        if sample is None:
+            sample = Op(OpKind.SAMPLE, tokens, hbm_bytes=tokens * model.vocab_size * LOGIT_BYTES)
+            self._remember(key, sample)
+        return (self._matrix(OpKind.HEAD, tokens, model.hidden_size * model.vocab_size), sample)
 
     def layer(self, layer: int, shape: LaunchShape, sparse: bool) -> tuple[Op, ...]:
         """One layer of a denoise step over the full prefix or over the selected entries and the tail."""
-        block = self.settings.block_length
+        qkv, rest = self._around(shape.tokens, layer)
+        return (qkv, self._step_attention(shape, sparse), *rest)
+
+    def _step_attention(self, shape: LaunchShape, sparse: bool) -> Op:
         keys = shape.selected_tokens + shape.tail_tokens if sparse else shape.prefix_tokens
         pairs = shape.selected_pairs if sparse else shape.prefix_pairs
         # Every query also sees its own group of B positions.
-        pairs += shape.tokens * block
-        qkv, rest = self._around(shape.tokens, layer)
-        return (qkv, self.attention(shape.tokens, keys, pairs), *rest)
+        return self.attention(shape.tokens, keys, pairs + shape.tokens * self.settings.block_length)
 
     def _around(self, tokens: int, layer: int) -> tuple[Op, tuple[Op, ...]]:
         """What comes before attention in a layer, and what comes after: the same objects for the same tokens."""
@@ -146,14 +152,26 @@ class Forward:
 
     def step(self, shape: LaunchShape, sparse_from: int) -> Work:
         """A whole denoise step; layers from ``sparse_from`` on attend to the sparse pool."""
+        runs = self._runs.get(sparse_from)
+        if runs is None:
+            runs = self._runs[sparse_from] = self._equal_layers(sparse_from)
+        # Runs of either kind share its attention: the dense layers differ in what follows alone.
+        attention: dict[bool, Op] = {}
+        work = []
+        for start, count, sparse in runs:
+            if sparse not in attention:
+                attention[sparse] = self._step_attention(shape, sparse)
+            qkv, rest = self._around(shape.tokens, start)
+            work.append(Repeat(count, (qkv, attention[sparse], *rest)))
+        head = self.head(shape.masked_tokens)
+        if head:
+            work.append(Repeat(1, head))
+        return tuple(work)
+
+    def _equal_layers(self, sparse_from: int) -> tuple[tuple[int, int, bool], ...]:
         borders = {0, sparse_from, self.model.num_dense_layers, self.model.num_layers}
         cuts = sorted(border for border in borders if 0 <= border <= self.model.num_layers)
-        runs = [
-            Repeat(stop - start, self.layer(start, shape, sparse=start >= sparse_from))
-            for start, stop in pairwise(cuts)
-        ]
-        head = self.head(shape.masked_tokens)
-        return (*runs, Repeat(1, head)) if head else tuple(runs)
+        return tuple((start, stop - start, start >= sparse_from) for start, stop in pairwise(cuts))
 
     def down_queries(self, tokens: int) -> Op:
         """Queries, and the own key and value of each, to the host (fp32, as the CPU kernel reads them)."""
@@ -189,8 +207,13 @@ class Forward:
 
     def down(self, entries: int, layers: int) -> Op:
         """KV of ``entries`` positions in each of ``layers`` layers to the host."""
-        size = entries * layers * self.device_kv_bytes
-        return Op(OpKind.COPY, d2h_bytes=size, dram_bytes=size)
+        key = ("blocks down", entries, layers)
+        known = self._known.get(key)
+        if known is None:
+            size = entries * layers * self.device_kv_bytes
+            known = Op(OpKind.COPY, d2h_bytes=size, dram_bytes=size)
+            self._remember(key, known)
+        return known
 
     def top_k(self, shape: LaunchShape) -> Op:
         """Importance and top-k of a layer on the GPU: two passes over fp32 scores summed over the group."""

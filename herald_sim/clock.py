@@ -1,9 +1,28 @@
 """Simulated time: simpy's environment with a clock of whole nanoseconds."""
 
 from collections.abc import Callable
+from heapq import heappush
 from typing import Any
 
 import simpy
+from simpy.events import NORMAL
+
+Calls = tuple[Callable[[Any], None], ...]
+"""Callbacks of an event, shared by all of a kind."""
+
+
+class Alarm(simpy.Event):
+    """A timeout that cannot fail and whose callbacks are known from the start.
+
+    There are two of them a launch, so what :class:`simpy.Timeout` sets on every instance is set as little as it can be.
+    """
+
+    _ok = True
+
+    def __init__(self, clock: "Clock", value: object, calls: Calls) -> None:
+        self.env = clock
+        self.callbacks = calls  # type: ignore[assignment] # simpy only walks through them
+        self._value = value
 
 
 class Clock(simpy.Environment):
@@ -14,6 +33,13 @@ class Clock(simpy.Environment):
         """The time in nanoseconds since the run's start."""
         now: int = self._now  # type: ignore[assignment] # simpy's clock stays an int while all delays are
         return now
+
+    def at(self, at_ns: int, value: object, calls: Calls) -> Alarm:
+        """The event that makes ``calls`` at ``at_ns``, which must not be past; it holds ``value``."""
+        alarm = Alarm(self, value, calls)
+        # What schedule() does with a delay.
+        heappush(self._queue, (at_ns, NORMAL, next(self._eid), alarm))
+        return alarm
 
     def after(self, delay_ns: int, value: object, call: Callable[[Any], None]) -> simpy.Event:
         """The event that calls ``call`` in ``delay_ns`` (at once, when that is past); it holds ``value``."""

@@ -145,6 +145,7 @@ class CostModel:
         self._of_ops: dict[tuple[str, tuple[int, ...]], tuple[Work, Cost]] = {}
         # By identity: the description hands out the same op for the same tokens.
         self._op_ns: dict[int, tuple[Op, float]] = {}
+        self._uses: dict[Uses, Uses] = {}
 
     def price(self, launch: Launch) -> Cost:
         """Cost of ``launch``, worked out once for a shape and for layers that cost the same."""
@@ -241,7 +242,7 @@ class CostModel:
         if copy_ns and work:
             phases.append(Flow(round(copy_ns), ()))
         if self._emulated and stage.stream != "main":
-            phases = [_on_retrieval_cores(phase) for phase in phases]
+            phases = [self._on_retrieval_cores(phase) for phase in phases]
         return tuple(phases)
 
     def _layer_segment(self, layer_ns: float, kinds: set[OpKind], small: bool, count: int) -> tuple[float, int]:
@@ -280,7 +281,16 @@ class CostModel:
             uses.append((DUPLEX, _share((op.h2d_bytes + op.d2h_bytes) / time, self._duplex)))
         if read is not None:
             uses.append((DRAM, _share(op.dram_bytes / time, read.peak)))
-        return Flow(round(time), tuple(uses))
+        return Flow(round(time), self._one_object(tuple(uses)))
+
+    def _one_object(self, uses: Uses) -> Uses:
+        """The same object for equal uses: the shared rates know a mix of flows by the identities of their uses."""
+        return self._uses.setdefault(uses, uses)
+
+    def _on_retrieval_cores(self, phase: Phase) -> Phase:
+        """The phase without a GPU and its copy engines: retrieval's kernels, selection and copies take turns."""
+        other = () if isinstance(phase, Kernels) else phase.uses
+        return Flow(phase.total_ns, self._one_object((*other, (RETRIEVAL_CORES, 1.0))))
 
     def _flow_ns(self, op: Op) -> float:
         if op.kind is OpKind.SELECT:
@@ -385,13 +395,6 @@ def _expanded(work: Work) -> Iterator[Repeat]:
     for repeat in work:
         moves = repeat.count > 1 and any(op.kind in _MOVES for op in repeat.ops)
         yield from (Repeat(1, repeat.ops),) * repeat.count if moves else (repeat,)
-
-
-def _on_retrieval_cores(phase: Phase) -> Phase:
-    """The phase without a GPU and its copy engines: retrieval's kernels, selection and copies take turns."""
-    if isinstance(phase, Kernels):
-        return Flow(phase.total_ns, ((RETRIEVAL_CORES, 1.0),))
-    return Flow(phase.total_ns, (*phase.uses, (RETRIEVAL_CORES, 1.0)))
 
 
 def _optional(quantity: Quantity | None) -> float:

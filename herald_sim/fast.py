@@ -11,7 +11,6 @@ blocks come from the cost model, once for each launch of a block, with arrays ov
 
 from collections import Counter
 from collections.abc import Iterator, Set
-from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -249,7 +248,7 @@ class _Prices:
         for planned in plan:
             prefix, selected = int(self._prefix[0]), int(self._to_select[0])
             groups = [
-                replace(group, slots=self._slots, prefix_tokens=prefix, selected_tokens=selected, tail_tokens=0)
+                group._replace(slots=self._slots, prefix_tokens=prefix, selected_tokens=selected, tail_tokens=0)
                 for group in planned.launch.groups
             ]
             stage, layer = planned.launch.stage, planned.launch.layer
@@ -276,8 +275,7 @@ class _Prices:
         selected = self._selected if deciding else self._to_select
         tail = self._tail[at] if deciding else 0 * at
         prefix: Any = self._prefix[at]
-        return replace(
-            group,
+        return group._replace(
             slots=self._slots,
             prefix_tokens=prefix,
             selected_tokens=cast(Any, selected[at]),

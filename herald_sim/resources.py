@@ -9,10 +9,7 @@ from collections.abc import Callable, Sequence
 from math import ceil
 from typing import Any
 
-import simpy
-from simpy.events import Timeout
-
-from herald_sim.clock import Clock
+from herald_sim.clock import Alarm, Clock
 from herald_sim.cost import Flow, Kernels, Uses
 
 
@@ -53,7 +50,7 @@ class Work:
     since_ns: int
     speed: float
     ends_ns: int
-    timer: Timeout | None
+    timer: Alarm | None
 
 
 Done = Callable[[Any, int], None]
@@ -69,7 +66,8 @@ class Gpu:
     """
 
     def __init__(self, env: Clock, done: Done) -> None:
-        self._env = env
+        self._at = env.at
+        self._calls = (self._fire,)
         self._done = done
         self._large: Work | None = None
         self._small: Work | None = None
@@ -92,23 +90,23 @@ class Gpu:
         self._small = work
         work.left = work.kernels.count
         work.kernel_ns = work.kernels.kernel_ns
-        self._plan_small(work, now, now)
+        self._plan_small(work, now)
 
-    def _plan_small(self, work: Work, at: float, now: int) -> None:
+    def _plan_small(self, work: Work, at: float) -> None:
         """Find where the small launch's remaining kernels end, first waiting at ``at``."""
         large, left = self._large, work.left
         if large is None:
             work.began, work.alone = at, True
-            self._arm(work, at + left * work.kernel_ns, now)
+            self._arm(work, at + left * work.kernel_ns)
             return
         work.alone = False
         position = at - large.began - large.pushed
         inside, reached = _boundaries(large.kernels, position, left)
         pushed = inside * work.kernel_ns
         large.pushed += pushed
-        self._arm(large, large.began + large.kernels.total_ns + large.pushed, now)
+        self._arm(large, large.began + large.kernels.total_ns + large.pushed)
         if inside == left:
-            self._arm(work, at + max(0.0, reached - position) + pushed, now)
+            self._arm(work, at + max(0.0, reached - position) + pushed)
         else:
             # The rest waits for what follows the large launch; its end is planned then.
             work.left = left - inside
@@ -119,45 +117,43 @@ class Gpu:
         self._large = work
         if small is None or not small.alone:
             work.began = now
-            self._arm(work, now + work.kernels.total_ns, now)
+            self._arm(work, now + work.kernels.total_ns)
             return
         # The small launch runs alone: the kernel that it is in ends first.
         elapsed = now - small.began
         started = min(small.left, int(elapsed / small.kernel_ns) + 1)
         work.began = max(float(now), small.began + started * small.kernel_ns)
         small.left -= started
-        self._arm(work, work.began + work.kernels.total_ns, now)
+        self._arm(work, work.began + work.kernels.total_ns)
         if small.left:
-            self._plan_small(small, work.began, now)
+            self._plan_small(small, work.began)
         else:
             # It is in its last kernel: the end that was planned stands.
             small.alone = False
 
-    def _arm(self, work: Work, end: float, now: float) -> None:
+    def _arm(self, work: Work, end: float) -> None:
         """Let ``work`` end at ``end``. Ends only ever move later, so an earlier timer is kept and asks again."""
         end_ns = work.end_ns = round(end)
         if work.armed_ns is None:
-            self._timer(work, end_ns, now)
+            work.armed_ns = end_ns
+            self._at(end_ns, work, self._calls)
 
-    def _timer(self, work: Work, at_ns: int, now: float) -> None:
-        work.armed_ns = at_ns
-        timer = Timeout(self._env, at_ns - int(now), work)
-        timer.callbacks.append(self._fire)
-
-    def _fire(self, event: simpy.Event) -> None:
-        work: Work = event._value
+    def _fire(self, alarm: Alarm) -> None:
+        work: Work = alarm._value
         now, end = work.armed_ns, work.end_ns
-        work.armed_ns = None
         if end is None or now is None:
+            work.armed_ns = None
             return
         if end > now:
-            self._timer(work, end, now)
+            work.armed_ns = end
+            self._at(end, work, self._calls)
             return
+        work.armed_ns = None
         if work is self._large:
             self._large = None
             small = self._small
             if small is not None and small.end_ns is None:
-                self._plan_small(small, now, now)
+                self._plan_small(small, now)
             if self._waiting[False]:
                 self._begin_large(self._waiting[False].popleft(), now)
         else:
@@ -169,34 +165,20 @@ class Gpu:
 
 def _boundaries(kernels: Kernels, position: float, wanted: int) -> tuple[int, float]:
     """Up to ``wanted`` kernel boundaries from ``position`` on, the launch's end left out; and where the last lies."""
-    first = _boundary_at(kernels, position)
-    last = min(kernels.count - 1, first + wanted - 1)
-    if last < first:
-        return 0, position
-    return last - first + 1, _boundary_time(kernels, last)
-
-
-def _boundary_at(kernels: Kernels, position: float) -> int:
-    """Number of the first boundary at or after ``position``; boundary i is the end of kernel i, counted from 1."""
+    # Boundary i is the end of kernel i, counted from 1; base and number are those of the segment's start.
+    first, last = 0, -1
     base, number = 0.0, 0
     for time, count in kernels.segments:
         length = time * count
-        if position < base + length:
+        if not first and position < base + length:
             # The tolerance is for sums of kernel times: a boundary just reached is reached.
-            return max(1, number + ceil((position - base) / time - 1e-6))
+            first = max(1, number + ceil((position - base) / time - 1e-6))
+            last = min(kernels.count - 1, first + wanted - 1)
+        if first and last <= number + count:
+            return (last - first + 1, base + (last - number) * time) if last >= first else (0, position)
         base += length
         number += count
-    return number
-
-
-def _boundary_time(kernels: Kernels, wanted: int) -> float:
-    base = 0.0
-    for time, count in kernels.segments:
-        if wanted <= count:
-            return base + wanted * time
-        base += time * count
-        wanted -= count
-    return base
+    return 0, position
 
 
 _MAX_CACHED = 512
@@ -210,34 +192,49 @@ class SharedRates:
     """
 
     def __init__(self, env: Clock, done: Done) -> None:
-        self._env = env
+        self._at = env.at
+        self._calls = (self._fire,)
         self._done = done
         self._active: list[Work] = []
         self._slowed = False
-        self._speeds: dict[tuple[Uses, ...], tuple[float, ...] | None] = {}
-        # None: all at full speed.
+        # By the identities of the flows' uses, which hash faster than they do; the uses are kept with the speeds, so
+        # that their ids stay theirs. None: all at full speed.
+        self._speeds: dict[tuple[int, ...], tuple[tuple[float, ...] | None, tuple[Uses, ...]]] = {}
 
     def start(self, work: Work, flow: Flow, now: int) -> None:
         """Move ``flow``'s bytes for ``work``; ``done(work, time)`` is called when they have arrived."""
         work.flow = flow
         work.remaining = flow.total_ns
         work.speed = 0.0
-        self._active.append(work)
-        self._share(now)
+        active = self._active
+        active.append(work)
+        if len(active) == 1:
+            self._begin(work, now)  # nothing to share: no flow alone takes more than the whole of a rate
+        else:
+            self._share(now)
+
+    def _begin(self, work: Work, now: int) -> None:
+        """``work``, just started, goes at full speed."""
+        work.speed = 1.0
+        work.since_ns = now
+        ends_ns = work.ends_ns = now + work.flow.total_ns
+        work.timer = self._at(ends_ns, work, self._calls)
 
     def _share(self, now: int) -> None:
         """Give every active flow its speed, and a new end where that changed."""
         active = self._active
-        key = tuple([work.flow.uses for work in active])
-        if key not in self._speeds:
+        key = tuple([id(work.flow.uses) for work in active])
+        known = self._speeds.get(key)
+        if known is None:
             if len(self._speeds) >= _MAX_CACHED:
                 self._speeds.clear()
-            found = fair_speeds(key)
-            self._speeds[key] = None if min(found) == 1.0 else found
-        speeds = self._speeds[key]
+            uses = tuple([work.flow.uses for work in active])
+            found = fair_speeds(uses)
+            known = self._speeds[key] = (None if min(found) == 1.0 else found, uses)
+        speeds = known[0]
         if speeds is None:
             if not self._slowed:
-                self._set_speed(active[-1], 1.0, now)
+                self._begin(active[-1], now)
                 return
             speeds = (1.0,) * len(active)
         slowed = False
@@ -256,15 +253,12 @@ class SharedRates:
         work.since_ns = now
         work.speed = speed
         delay = round(work.remaining / speed)
-        if delay < 0:
-            delay = 0
-        work.ends_ns = now + delay
-        timer = work.timer = Timeout(self._env, delay, work)
-        timer.callbacks.append(self._fire)
+        ends_ns = work.ends_ns = now + delay if delay > 0 else now
+        work.timer = self._at(ends_ns, work, self._calls)
 
-    def _fire(self, event: simpy.Event) -> None:
-        work: Work = event._value
-        if event is not work.timer:
+    def _fire(self, alarm: Alarm) -> None:
+        work: Work = alarm._value
+        if alarm is not work.timer:
             return  # a speed has changed since: another event ends it
         work.timer = None  # it holds the work: the two would keep each other alive
         now = work.ends_ns

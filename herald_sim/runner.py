@@ -5,7 +5,7 @@ has queues of simulated time.
 """
 
 import gc
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 import simpy
@@ -16,20 +16,21 @@ from herald_pipeline.stages import RowGroup
 from herald_pipeline.steps import FixedSteps, Steps
 from herald_sim.checks import Ledger
 from herald_sim.clock import Clock
-from herald_sim.cost import Cost, CostModel
+from herald_sim.cost import Cost, CostModel, Phase
 from herald_sim.resources import Gpu, SharedRates, Work
 
 
 class _Run(Work):
-    """One launch on its way: what it waits for, and how many of its phases have begun."""
+    """One launch on its way: how many launches it waits for, and the phases that have not begun."""
 
-    __slots__ = ("blockers", "cost", "ended", "followers", "launch", "phase", "queued_ns", "start_ns")
+    __slots__ = ("blockers", "cost", "ended", "followers", "launch", "phases", "queued_ns", "start_ns")
 
     def __init__(self, launch: Launch, cost: Cost, now_ns: int) -> None:
         self.launch = launch
         self.cost = cost
         self.queued_ns = self.start_ns = now_ns
-        self.phase = self.blockers = 0
+        self.phases: Iterator[Phase] = iter(cost.phases)
+        self.blockers = 0
         self.followers: list[_Run] = []
         self.ended: simpy.Event | None = None
 
@@ -55,7 +56,7 @@ class Simulation:
         self._steps = steps
         self._ledger = ledger
         self._last_tokens = last_tokens or {}
-        self._prompt_tails = prompt_tails or {}
+        self._prompt_tails = {request: tail for request, tail in (prompt_tails or {}).items() if tail}
         self._block_length = program.pipeline.settings.block_length
         self._gpu = Gpu(self.env, self._next_phase)
         self._rates = SharedRates(self.env, self._next_phase)
@@ -104,7 +105,7 @@ class Simulation:
             run = self._enqueue(launch, now)
             if launch.stage.decides:
                 if launch.id in self._pending:
-                    run.ended = self.env.event()
+                    run.ended = simpy.Event(self.env)
                     yield run.ended
                     now = self.env.now_ns
                 feedback = self._feedback(launch, now)
@@ -133,14 +134,10 @@ class Simulation:
 
     def _next_phase(self, run: _Run, now: int) -> None:
         """Give the next phase to its resource; the last one ends the launch."""
-        number = run.phase
-        phases = run.cost.phases
-        if number == len(phases):
+        phase = next(run.phases, None)
+        if phase is None:
             self._finish(run, now)
-            return
-        run.phase = number + 1
-        phase = phases[number]
-        if phase.on_gpu:
+        elif phase.on_gpu:
             self._gpu.start(run, phase, self._small[run.launch.stage.stream], now)
         else:
             self._rates.start(run, phase, now)
@@ -174,7 +171,7 @@ class Simulation:
         """Which rows still hold masked positions after this forward."""
         if self._fixed is not None:
             # In lockstep with one T every row is as far as the batch.
-            masked = any(not group.mode.completes for group in launch.groups)
+            masked = launch.shape.masked_tokens > 0
             self._step = self._step + 1 if masked else 0
             return Feedback(masked and self._step < self._fixed, now_ns=now)
         still = set()
@@ -194,6 +191,8 @@ class Simulation:
         """Count the forward, and the blocks that it completed."""
         recorder = self.recorder
         recorder.step(launch)
+        if not (launch.shape.completed_rows or self._open_rows):
+            return
         still_open = False
         for group in launch.groups:
             if not group.mode.completes:
@@ -212,6 +211,8 @@ class Simulation:
         Neither is a prompt's tail, which shares the first block with masks.
         """
         length = self._block_length
+        if not (self._last_tokens or self._prompt_tails):
+            return length * len(group.slots)
         running = self.program.admission.running
         tokens = 0
         for slot, block in zip(group.slots, group.blocks, strict=True):

@@ -8,6 +8,7 @@ batch policy means is in here, so simulated and real runs cannot differ in it.
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.scheduling.admission import Admission, Request
@@ -46,8 +47,7 @@ class Idle:
     until_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Feedback:
+class Feedback(NamedTuple):
     """What a deciding launch found.
 
     Attributes
@@ -159,9 +159,10 @@ class Program:
     def _going_on(self, ended: Sequence[int], stopped: frozenset[int], cohort: Cohort) -> list[int]:
         """Slots of ``ended`` that have another block; the others are freed."""
         going_on = []
+        rows = self._rows
         for slot in ended:
-            if self._rows[slot].is_last_block or slot in stopped:
-                del self._rows[slot]
+            if rows[slot].is_last_block or slot in stopped:
+                del rows[slot]
                 self.admission.finish(slot)
                 self._left[slot] = cohort
             else:
@@ -223,16 +224,16 @@ class Program:
         far = {p: self._far(planned.far, planned.stage, cohorts) for p, planned in plan.far}
         for cohort in cohorts:
             cohort.issued.update({name: first + position for name, position in plan.last})
-        for position, planned in enumerate(plan.launches):
-            after = tuple([first + earlier for earlier in planned.near])
-            if position in far or planned.ring:
+        for position, (stage, layer, near, _, ring) in enumerate(plan.launches):
+            # Most launches wait for one other at most: no list for them.
+            after = (first + near[0],) if len(near) == 1 else tuple([first + earlier for earlier in near])
+            if ring or position in far:
                 sources = far.get(position, set())
-                recent = (wiring.recent(name, ago) for name, ago in planned.ring)
+                recent = (wiring.recent(name, ago) for name, ago in ring)
                 sources.update(after, (source for source in recent if source is not None))
                 after = tuple(sorted(sources))
-            stage = planned.stage
             groups, shape = taken[stage.rows]
-            feedback = yield Launch(number, stage, planned.layer, groups, shape, after, block, step)
+            feedback = yield Launch(number, stage, layer, groups, shape, after, block, step)
             number += 1
             if stage.decides:
                 answer = feedback

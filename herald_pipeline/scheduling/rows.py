@@ -36,11 +36,6 @@ class Row:
         """Whether the request ends with the row's block."""
         return self.block + 1 >= self.request.blocks
 
-    @property
-    def has_next(self) -> bool:
-        """Whether something is to be retrieved for a next block."""
-        return self.request.continues or not self.is_last_block
-
 
 @dataclass(slots=True, eq=False)
 class Cohort:
@@ -157,7 +152,9 @@ def begin_block(
         else:
             row.selected = selected
         row.to_select = selected
-        if row.has_next:
+        request = row.request
+        # Whether something is to be retrieved for a next block.
+        if request.continues or row.block + 1 < request.blocks:
             following.append(slot)
     block = max([rows[slot].block for slot in slots])
     own = tuple(slots)

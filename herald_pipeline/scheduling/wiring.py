@@ -5,14 +5,13 @@ issued. A section's **plan** is its launches in order with both kinds of waits.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from herald_pipeline.errors import PipelineError
 from herald_pipeline.stages import Edge, LayerLink, Rows, Section, Stage, Template
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
+class Planned(NamedTuple):
     """One launch of a section: ``near`` are positions in the section's plan, ``far`` edges to look up."""
 
     stage: Stage
@@ -23,14 +22,15 @@ class Planned:
     """Stage and how many launches ago (counted before this section), for a ring's first places."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """A section's launches in order, and the position of each stage's last launch."""
 
     launches: tuple[Planned, ...]
     last: tuple[tuple[str, int], ...]
     far: tuple[tuple[int, Planned], ...]
     """Launches with edges to look up, by their positions."""
+    ring: tuple[tuple[str, int], ...]
+    """Launches that a ring counts: their stage and position."""
 
 
 class Wiring:
@@ -66,7 +66,9 @@ class Wiring:
             positions[stage.name].append(position)
             at[stage.name, layer] = position
         last = tuple((name, found[-1]) for name, found in positions.items() if found)
-        return Plan(tuple(planned), last, tuple((p, each) for p, each in enumerate(planned) if each.far))
+        far = tuple((p, each) for p, each in enumerate(planned) if each.far)
+        ring = tuple((each.stage.name, p) for p, each in enumerate(planned) if each.stage.name in self._recent)
+        return Plan(tuple(planned), last, far, ring)
 
     def _wire(
         self,
@@ -111,8 +113,5 @@ class Wiring:
 
     def remember(self, plan: Plan, first: int) -> None:
         """Note the numbers of ring stages of a section whose plan begins at number ``first``."""
-        if not self._recent:
-            return
-        for position, planned in enumerate(plan.launches):
-            if planned.stage.name in self._recent:
-                self._recent[planned.stage.name].append(first + position)
+        for name, position in plan.ring:
+            self._recent[name].append(first + position)
