@@ -39,7 +39,7 @@ types: $(STAMP)
 imports: $(STAMP)
 	$(VENV)/bin/lint-imports
 unit: $(STAMP)
-	$(PY) -m pytest -q -n 2 --dist loadgroup
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadgroup
 
 bench-gpu:                             ## needs a CUDA device and a CUDA build of PyTorch; resumes where it stopped
 	$(PYTHON) -m benchmarks.bench_gpu
