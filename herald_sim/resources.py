@@ -196,9 +196,11 @@ class SharedRates:
         self._calls = (self._fire,)
         self._done = done
         self._active: list[Work] = []
+        self._mix: list[int] = []
+        """Identities of the active flows' uses: what their speeds depend on."""
         self._slowed = False
-        # By the identities of the flows' uses, which hash faster than they do; the uses are kept with the speeds, so
-        # that their ids stay theirs. None: all at full speed.
+        # By mix, for identities hash faster than uses do; the uses are kept with the speeds, so that their ids stay
+        # theirs. None: all at full speed.
         self._speeds: dict[tuple[int, ...], tuple[tuple[float, ...] | None, tuple[Uses, ...]]] = {}
 
     def start(self, work: Work, flow: Flow, now: int) -> None:
@@ -208,6 +210,7 @@ class SharedRates:
         work.speed = 0.0
         active = self._active
         active.append(work)
+        self._mix.append(id(flow.uses))
         if len(active) == 1:
             self._begin(work, now)  # nothing to share: no flow alone takes more than the whole of a rate
         else:
@@ -223,7 +226,7 @@ class SharedRates:
     def _share(self, now: int) -> None:
         """Give every active flow its speed, and a new end where that changed."""
         active = self._active
-        key = tuple([id(work.flow.uses) for work in active])
+        key = tuple(self._mix)
         known = self._speeds.get(key)
         if known is None:
             if len(self._speeds) >= _MAX_CACHED:
@@ -262,7 +265,8 @@ class SharedRates:
             return  # a speed has changed since: another event ends it
         work.timer = None  # it holds the work: the two would keep each other alive
         now = work.ends_ns
-        self._active.remove(work)
+        place = self._active.index(work)
+        del self._active[place], self._mix[place]
         if self._slowed:
             self._share(now)
         self._done(work, now)

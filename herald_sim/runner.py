@@ -5,17 +5,14 @@ has queues of simulated time.
 """
 
 import gc
-from collections.abc import Generator, Iterator, Mapping
-from typing import Any
-
-import simpy
+from collections.abc import Iterator, Mapping
 
 from herald_pipeline.result import Recorder
 from herald_pipeline.scheduling.program import BatchPolicy, Feedback, Idle, Launch, Program
 from herald_pipeline.stages import RowGroup
 from herald_pipeline.steps import FixedSteps, Steps
 from herald_sim.checks import Ledger
-from herald_sim.clock import Clock
+from herald_sim.clock import Alarm, Clock
 from herald_sim.cost import Cost, CostModel, Phase
 from herald_sim.resources import Gpu, SharedRates, Work
 
@@ -23,7 +20,7 @@ from herald_sim.resources import Gpu, SharedRates, Work
 class _Run(Work):
     """One launch on its way: how many launches it waits for, and the phases that have not begun."""
 
-    __slots__ = ("blockers", "cost", "ended", "followers", "launch", "phases", "queued_ns", "start_ns")
+    __slots__ = ("awaited", "blockers", "cost", "followers", "launch", "phases", "queued_ns", "start_ns")
 
     def __init__(self, launch: Launch, cost: Cost, now_ns: int) -> None:
         self.launch = launch
@@ -32,7 +29,7 @@ class _Run(Work):
         self.phases: Iterator[Phase] = iter(cost.phases)
         self.blockers = 0
         self.followers: list[_Run] = []
-        self.ended: simpy.Event | None = None
+        self.awaited = False
 
 
 class Simulation:
@@ -61,6 +58,8 @@ class Simulation:
         self._gpu = Gpu(self.env, self._next_phase)
         self._rates = SharedRates(self.env, self._next_phase)
         self._small = {stream.name: stream.high_priority for stream in program.pipeline.template.streams}
+        self._host = (self._issue,)
+        self._launches = program.launches()
         self._pending: dict[int, _Run] = {}
         self._newest: dict[str, _Run] = {}
         self._lockstep = program.policy is BatchPolicy.LOCKSTEP
@@ -72,7 +71,7 @@ class Simulation:
 
     def run(self) -> None:
         """Run until every request has been served."""
-        self.env.process(self._issue())
+        self._issue_at(0)
         # Nothing in a run is cyclic: looking for cycles would only cost time.
         collecting = gc.isenabled()
         gc.disable()
@@ -87,27 +86,32 @@ class Simulation:
         """Nothing may be left: a launch that still waits is a fault of ours."""
         assert not self._pending, f"{len(self._pending)} launches never ran: {[*self._pending][:5]}"
 
-    def _issue(self) -> Generator[simpy.Event, Any, None]:
-        """The host: issues launches in order, and waits where it must know what a forward found."""
-        launches = self.program.launches()
-        feedback: Feedback | None = None
-        now = 0
+    def _issue_at(self, at_ns: int, decided: Launch | None = None) -> None:
+        """Let the host go on at ``at_ns``, with what the launch ``decided`` has found."""
+        self.env.at(at_ns, decided, self._host)
+
+    def _issue(self, alarm: Alarm) -> None:
+        """The host: issues launches in order, until it must know what a forward finds or nothing is there to run.
+
+        An event's callback and not a simpy process: a process costs a second event each time that it waits.
+        """
+        now = self.env.now_ns
+        decided: Launch | None = alarm._value
+        feedback = None if decided is None else self._feedback(decided, now)
         while True:
             try:
-                launch = launches.send(feedback)
+                launch = self._launches.send(feedback)
             except StopIteration:
                 return
             feedback = None
             if isinstance(launch, Idle):
-                yield self.env.timeout(max(0, launch.until_ns - now))
-                now = self.env.now_ns
-                continue
+                self._issue_at(max(now, launch.until_ns))
+                return
             run = self._enqueue(launch, now)
             if launch.stage.decides:
                 if launch.id in self._pending:
-                    run.ended = simpy.Event(self.env)
-                    yield run.ended
-                    now = self.env.now_ns
+                    run.awaited = True
+                    return
                 feedback = self._feedback(launch, now)
 
     # Launches --------------------------------------------------------------------------------------------------------
@@ -162,8 +166,8 @@ class Simulation:
             if not follower.blockers:
                 follower.start_ns = now
                 self._next_phase(follower, now)
-        if run.ended is not None:
-            run.ended.succeed()
+        if run.awaited:
+            self._issue_at(now, launch)
 
     # Decoding --------------------------------------------------------------------------------------------------------
 
