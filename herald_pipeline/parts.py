@@ -234,13 +234,12 @@ class Parts:
     def draft_down(self) -> Stage:
         """The draft's KV to its own buffer in host memory."""
         forward, layers = self.forward, len(self.layers)
-        block = self.settings.block_length
         return Stage(
             "draft_down",
             "draft_down",
             "d2h",
             "d2h",
-            lambda shape, _: once(forward.down(shape.rows * block, layers)),
+            lambda shape, _: once(forward.block_down(shape.rows, layers)),
             rows=Rows.NEXT,
             reads=(Access("draft_out"),),
             writes=(Access("draft"),),
@@ -250,13 +249,12 @@ class Parts:
         """The completed block's clean KV to the full pool in host memory."""
         source = (NEXT_TAIL, Access("exact", Region.BLOCK)) if double_buffered else (Access("clean"),)
         forward, layers = self.forward, len(self.layers)
-        block = self.settings.block_length
         return Stage(
             "append",
             "append",
             "d2h",
             "d2h",
-            lambda shape, _: once(forward.down(shape.rows * block, layers)),
+            lambda shape, _: once(forward.block_down(shape.rows, layers)),
             reads=source,
             writes=(FULL_BLOCK,),
         )

@@ -207,11 +207,15 @@ class Forward:
 
     def down(self, entries: int, layers: int) -> Op:
         """KV of ``entries`` positions in each of ``layers`` layers to the host."""
-        key = ("blocks down", entries, layers)
+        size = entries * layers * self.device_kv_bytes
+        return Op(OpKind.COPY, d2h_bytes=size, dram_bytes=size)
+
+    def block_down(self, rows: int, layers: int) -> Op:
+        """KV of the block of ``rows`` rows in each of ``layers`` layers to the host, one object for all blocks."""
+        key = ("block down", rows, layers)
         known = self._known.get(key)
         if known is None:
-            size = entries * layers * self.device_kv_bytes
-            known = Op(OpKind.COPY, d2h_bytes=size, dram_bytes=size)
+            known = self.down(rows * self.settings.block_length, layers)
             self._remember(key, known)
         return known
 

@@ -146,6 +146,7 @@ class CostModel:
         # By identity: the description hands out the same op for the same tokens.
         self._op_ns: dict[int, tuple[Op, float]] = {}
         self._uses: dict[Uses, Uses] = {}
+        self._gemm_shares: dict[int, float] = {}
 
     def price(self, launch: Launch) -> Cost:
         """Cost of ``launch``, worked out once for a shape and for layers that cost the same."""
@@ -346,7 +347,7 @@ class CostModel:
 
     def _op_time(self, op: Op) -> float:
         if op.kind in _MATRICES:
-            rate = self._peak * self._read("gemm_efficiency", self._engine.gemm_efficiency, op.tokens)
+            rate = self._peak * self._gemm_share(op.tokens)
             return self._longer(op.weight_bytes / self._weight_rate, op.gpu_flops / rate)
         if op.kind is OpKind.EXPERTS:
             return self._experts_ns(op)
@@ -359,9 +360,19 @@ class CostModel:
             if own is not None and op.kind is OpKind.ATTENTION:
                 share = self._read("attention_flops_efficiency", own, op.hbm_bytes / op.tokens)
             else:
-                share = self._read("gemm_efficiency", self._engine.gemm_efficiency, op.tokens)
+                share = self._gemm_share(op.tokens)
             time = self._longer(time, op.gpu_flops / (self._peak * share))
         return time
+
+    def _gemm_share(self, tokens: int) -> float:
+        """Share of the peak that products of ``tokens`` rows reach; attention asks for the same one in every block."""
+        share = self._gemm_shares.get(tokens)
+        if share is None:
+            if len(self._gemm_shares) >= _MAX_OPS:
+                self._gemm_shares.clear()
+            share = self._read("gemm_efficiency", self._engine.gemm_efficiency, tokens)
+            self._gemm_shares[tokens] = share
+        return share
 
     def _experts_ns(self, op: Op) -> float:
         """Grouped products: experts that the tokens hit are read, and half a tile of padding each is computed."""

@@ -84,6 +84,10 @@ class _VectorCosts(CostModel):
             phases.append(Kernels(cast(int, np.rint(total)), (), 1))
             segments.clear()
 
+    def _gemm_share(self, tokens: Any) -> Any:
+        # Tokens may be an array, one number a block, which no table can be asked for.
+        return self._read("gemm_efficiency", self._engine.gemm_efficiency, tokens)
+
     def _read(self, name: str, quantity: Quantity | None, x: Any) -> Any:
         curve = known(quantity)
         if isinstance(curve, Curve) and isinstance(x, np.ndarray):

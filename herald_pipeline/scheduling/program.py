@@ -139,8 +139,15 @@ class Program:
             cohorts = [cohort for cohort in cohorts if cohort.running]
 
     def _admit(self, slots: list[int]) -> Cohort:
+        alike: dict[object, Row] = {}
         for slot in slots:
-            self._rows[slot] = Row.admitted(self.admission.running[slot], self.pipeline.settings)
+            request = self.admission.running[slot]
+            # In lockstep, equal requests that start together stay alike to their ends, so one row stands for them.
+            lockstep = self.policy is BatchPolicy.LOCKSTEP
+            kind = (request.context, request.blocks, request.continues) if lockstep else slot
+            if kind not in alike:
+                alike[kind] = Row.admitted(request, self.pipeline.settings)
+            self._rows[slot] = alike[kind]
         left = dict.fromkeys(self._left.pop(slot) for slot in slots if slot in self._left)
         previous = tuple(cohort.issued for cohort in left)
         return Cohort(-1, tuple(slots), frozenset(slots), self._rows, self._block_length, previous)
@@ -158,8 +165,10 @@ class Program:
 
     def _going_on(self, ended: Sequence[int], stopped: frozenset[int], cohort: Cohort) -> list[int]:
         """Slots of ``ended`` that have another block; the others are freed."""
-        going_on = []
         rows = self._rows
+        if not stopped and not any(row.is_last_block for row in {rows[slot] for slot in ended}):
+            return list(ended)
+        going_on = []
         for slot in ended:
             if rows[slot].is_last_block or slot in stopped:
                 del rows[slot]

@@ -13,7 +13,7 @@ Taken = tuple[tuple[RowGroup, ...], LaunchShape]
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One slot's progress.
+    """Progress of one slot, or of several that stay alike: admitted together, with equal requests, in lockstep.
 
     ``prefix`` is S, the completed entries before block ``block``; ``selected`` and ``tail`` are what the steps of the
     block read, ``to_select`` what a selection made during it takes.
@@ -135,9 +135,9 @@ def begin_block(
     """Move ``slots`` on to their next block and put them into one cohort."""
     block_length = settings.block_length
     selections: dict[int, int] = {}
-    following = []
-    for slot in slots:
-        row = rows[slot]
+    # Slots that stay alike share their row: it moves on once.
+    moving = dict.fromkeys([rows[slot] for slot in slots])
+    for row in moving:
         row.block += 1
         if row.block:
             row.prefix += block_length
@@ -152,12 +152,10 @@ def begin_block(
         else:
             row.selected = selected
         row.to_select = selected
-        request = row.request
-        # Whether something is to be retrieved for a next block.
-        if request.continues or row.block + 1 < request.blocks:
-            following.append(slot)
-    block = max([rows[slot].block for slot in slots])
     own = tuple(slots)
-    next_slots = frozenset(following)
+    # Rows for which something is to be retrieved for a next block.
+    following = {row for row in moving if row.request.continues or not row.is_last_block}
+    next_slots = frozenset(own if len(following) == len(moving) else [s for s in own if rows[s] in following])
+    block = max([row.block for row in moving])
     previous = tuple(cohort.issued for cohort in origins)
     return Cohort(block, own, next_slots, rows, block_length, previous, first_step, open=own)
