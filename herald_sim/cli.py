@@ -138,7 +138,25 @@ def run(
     if cache is not None or scheduler is not None:
         from herald_sim.decoding_cost import DecodingChoice
 
-        choice = DecodingChoice(decoder, scheduler or "fixed", cache or "none", block or 32, s_max, prefix_window)
+        _refuse(
+            "changes nothing with --cache or --scheduler, where recorded commits say what was decoded",
+            {
+                "--steps": steps is not None,
+                "--steps-file": steps_file is not None,
+                "--budget": budget is not None,
+                "--kv-dtype": kv_dtype is not None,
+                "--gen-tokens": gen_tokens is not None,
+                "--requests": requests is not None,
+                "--batch-policy": batch_policy != "lockstep",
+                "--trace-out": trace_out is not None,
+                "--check": check,
+                "--fast": fast,
+                "--beyond-memory": beyond_memory,
+                **_starting(set_, "settings."),
+            },
+        )
+        length = 32 if block is None else block
+        choice = DecodingChoice(decoder, scheduler or "fixed", cache or "none", length, s_max, prefix_window)
         _run_decoding(options, choice, as_json)
         return
     _refuse(
@@ -199,7 +217,12 @@ def _run_decoding(options: "Options", choice: "DecodingChoice", as_json: bool) -
     profile = options.profile()
     _note(*profile.warnings)
     result = run_decoding(
-        options.shape(), profile, choice, options.commits, batch=options.batch or 1, context=options.context
+        options.shape(),
+        profile,
+        choice,
+        options.commits,
+        batch=1 if options.batch is None else options.batch,
+        context=options.context,
     )
     if as_json:
         _print_json(result)
