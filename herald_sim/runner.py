@@ -55,8 +55,8 @@ class Simulation:
         self._last_tokens = last_tokens or {}
         self._prompt_tails = {request: tail for request, tail in (prompt_tails or {}).items() if tail}
         self._block_length = program.pipeline.settings.block_length
-        self._gpu = Gpu(self.env, self._next_phase)
-        self._rates = SharedRates(self.env, self._next_phase)
+        self._start_kernels = Gpu(self.env, self._next_phase).start
+        self._start_flow = SharedRates(self.env, self._next_phase).start
         self._small = {stream.name: stream.high_priority for stream in program.pipeline.template.streams}
         self._host = (self._issue,)
         self._launches = program.launches()
@@ -142,9 +142,9 @@ class Simulation:
         if phase is None:
             self._finish(run, now)
         elif phase.on_gpu:
-            self._gpu.start(run, phase, self._small[run.launch.stage.stream], now)
+            self._start_kernels(run, phase, self._small[run.launch.stage.stream], now)
         else:
-            self._rates.start(run, phase, now)
+            self._start_flow(run, phase, now)
 
     def _finish(self, run: _Run, now: int) -> None:
         """The launch has run: record it, and start what waited for it alone."""

@@ -1,5 +1,6 @@
 """Demand of launches against hand arithmetic on the paper's numbers."""
 
+import numpy as np
 import pytest
 
 from herald_pipeline import catalogue
@@ -95,3 +96,13 @@ def test_step_layers_add_up() -> None:
 def test_settings_that_break_a_rule_are_refused(change: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Settings().replace(**change)
+
+
+def test_work_of_a_step_leaves_a_shape_of_arrays_as_it_is() -> None:
+    """Fast mode asks for all blocks at once; a run of layers must not count what the run before it added."""
+    pairs = np.array([80 * 32 * S, 80 * 32 * (S + 32)])
+    arrays = shape()._replace(prefix_pairs=pairs.copy())
+    first, second, *rest = build(catalogue.get("llada2-mini"), "herald").stage("denoise").work(arrays, None)
+    assert rest
+    assert (arrays.prefix_pairs == pairs).all()
+    assert (first.ops[1].gpu_flops == second.ops[1].gpu_flops).all()
