@@ -128,7 +128,8 @@ def assert_alike(real, simulated):
 
 
 @pytest.mark.parametrize("policy", list(BatchPolicy))
-@pytest.mark.parametrize(("name", "plan"), [*((n, "mixed") for n in RUNNABLE), *(("herald", plan) for plan in PLANS)])
+@pytest.mark.parametrize("plan", list(PLANS))
+@pytest.mark.parametrize("name", RUNNABLE)
 def test_launches_bytes_and_counts_are_the_same(model, profile, name, plan, policy):
     """Four requests in three slots, unequal lengths; the last block of one is cut."""
     wanted = requests([16, 64, 40, 24], [16, 21, 8, 24])
