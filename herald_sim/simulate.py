@@ -103,6 +103,8 @@ def simulate(
 _WAITS = 0.05
 """Share of a block from which on the main stream's waiting decides what limits."""
 _FEW_BLOCKS = 6
+
+
 def _fast_result(pipeline: Pipeline, profile: Profile, workload: Workload, memory: Memory) -> Result:
     """A run of few blocks by events, with the figures of all blocks put in and their difference stated."""
     from herald_sim import fast as fast_mode
