@@ -60,9 +60,11 @@ def load_and_decode(folder: Path, device: torch.device, prompt_tokens: int, new_
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(0, model.shape.vocab_size - 1, (2, prompt_tokens), generator=generator).tolist()
     result["methods"] = {}
+    print(f"loaded in {result['load_s']:.1f} s", file=sys.stderr, flush=True)
     for name in methods.names():
         if not methods.get(name).simulated_only:
             result["methods"][name] = decode(model, prompts, name, new_tokens)
+            print(f"{name}: {result['methods'][name]}", file=sys.stderr, flush=True)
     return result
 
 
@@ -83,8 +85,8 @@ def decode(model: Any, prompts: list[list[int]], method: str, new_tokens: int) -
     started = time.perf_counter()
     try:
         counts = decode_prompts(model, prompts, settings, lambda piece: bool(tokens[piece.prompt].extend(piece.tokens)))
-    except HeraldError as error:
-        return {"error": str(error)}
+    except (HeraldError, RuntimeError) as error:  # a method that fails is a row of the table, not the end of it
+        return {"error": f"{type(error).__name__}: {error}"}
     return {
         "tokens": [len(row) for row in tokens],
         "forwards": [row.forwards for row in counts],
