@@ -12,6 +12,7 @@ from typing import ClassVar
 from herald_pipeline.decoding.arrays import Array, array_namespace, count, positions
 from herald_pipeline.decoding.registry import Registry
 from herald_pipeline.decoding.schedulers.base import BlockState, Scheduler
+from herald_pipeline.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +60,43 @@ class ForwardPlan:
 class CacheRule(ABC):
     """A rule for what is computed and what is reused; subclasses are frozen dataclasses of its parameters.
 
-    ``needs_upcoming``: :meth:`plan` wants the positions that this round will commit, so the acceptance rule must know
+    A rule answers two questions, :meth:`wanted` and :meth:`due`; what follows from the answers is the same for all.
+    ``needs_upcoming``: :meth:`wanted` reads the positions that this round will commit, so the acceptance rule must know
     them before the forward.
     """
 
     needs_upcoming: ClassVar[bool] = False
+
+    @property
+    def refresh_commits_count(self) -> bool:
+        """Tokens committed by a refreshing forward count towards the next refresh."""
+        return True
+
+    @property
+    def refresh_accepts_leftmost_only(self) -> bool:
+        """A refreshing forward commits the block's leftmost mask alone (released code for Dream)."""
+        return False
+
+    @abstractmethod
+    def wanted(self, cache: CacheState, state: BlockState, masked: Array, upcoming: Array) -> Array:
+        """``[rows, L]`` bool: positions to compute in a round that is no refresh; those past a row's end are dropped.
+
+        ``masked``: before this round's commits. ``upcoming``: what it will commit, all false unless
+        ``needs_upcoming``.
+        """
+
+    @abstractmethod
+    def due(self, counted: CacheState, before: BlockState, after: BlockState, scheduler: Scheduler) -> Array:
+        """``[rows]`` bool: the next round is a refresh.
+
+        ``counted`` holds the counters after this round, ``before`` and ``after`` the block around it.
+        """
 
     def start(self, state: BlockState, masked: Array) -> CacheState:
         """State before the first round, which computes everything; ``masked``: ``[rows, L]`` bool."""
         zero = state.s * 0
         return CacheState(due=zero == 0, since=zero, rounds=zero, shift=zero, pending=masked & False)
 
-    @abstractmethod
     def plan(
         self,
         cache: CacheState,
@@ -80,7 +106,7 @@ class CacheRule(ABC):
         upcoming: Array | None = None,
         predecessor: bool = False,
     ) -> ForwardPlan:
-        """Positions of this round's forward.
+        """Positions of this round's forward: everything where a refresh is due, nothing in finished rows.
 
         Parameters
         ----------
@@ -91,12 +117,30 @@ class CacheRule(ABC):
         predecessor
             True where logits at i predict position i + 1 (Dream): the position before each candidate is computed too.
         """
+        candidates = masked & state.active(masked)
+        if self.needs_upcoming:
+            if upcoming is None:
+                message = "this cache must know a round's commits before its forward; use decoder 'random'"
+                raise ConfigError(message)
+            candidates = upcoming
+        wanted = self.wanted(cache, state, masked, masked & False if upcoming is None else upcoming)
+        if predecessor:
+            xp = array_namespace(wanted)
+            wanted = wanted | xp.concat([candidates[:, 1:], candidates[:, :1] & False], axis=-1)
+        live = ~state.done
+        refresh = cache.due & live
+        valid = state.valid(wanted) & live[:, None]
+        return ForwardPlan(forwarded=valid & (wanted | refresh[:, None]), refresh=refresh, valid=valid)
 
     def restrict(self, plan: ForwardPlan, state: BlockState, masked: Array, accepted: Array) -> Array:
         """Commits that the rule lets through: all of them, except in variants of released code."""
-        return accepted
+        if not self.refresh_accepts_leftmost_only:
+            return accepted
+        xp = array_namespace(accepted)
+        candidates = masked & state.active(masked)
+        order = xp.cumulative_sum(xp.astype(candidates, xp.int64), axis=-1)
+        return xp.where(plan.refresh[:, None], candidates & (order == 1), accepted)
 
-    @abstractmethod
     def observe(
         self,
         cache: CacheState,
@@ -107,60 +151,23 @@ class CacheRule(ABC):
         scheduler: Scheduler,
     ) -> CacheState:
         """State of the next round, given this round's plan and commits and the block before and after them."""
+        xp = array_namespace(accepted)
+        committed = count(accepted)
+        since = xp.where(plan.refresh, committed * 0, cache.since) + committed
+        if not self.refresh_commits_count:
+            # A request's first round counts whatever the rule says: nothing was refreshed before it.
+            since = xp.where(plan.refresh & (before.U != 0), since * 0, since)
+        counted = replace(
+            cache,
+            since=since,
+            rounds=xp.where(plan.refresh, cache.rounds * 0, cache.rounds) + 1,
+            shift=after.s - before.s,
+            pending=accepted,
+        )
+        return replace(counted, due=self.due(counted, before, after, scheduler))
 
 
 REGISTRY: Registry[CacheRule] = Registry("cache")
-
-
-def make_plan(
-    cache: CacheState,
-    state: BlockState,
-    wanted: Array,
-    candidates: Array,
-    predecessor: bool,
-) -> ForwardPlan:
-    """Plan that computes ``wanted`` (everything in rows where a refresh is due), and nothing in finished rows.
-
-    ``candidates``: positions whose logits are read, for ``predecessor``.
-    """
-    xp = array_namespace(wanted)
-    if predecessor:
-        before = xp.concat([candidates[:, 1:], candidates[:, :1] & False], axis=-1)
-        wanted = wanted | before
-    live = ~state.done
-    refresh = cache.due & live
-    valid = state.valid(wanted)
-    forwarded = valid & live[:, None] & (wanted | refresh[:, None])
-    return ForwardPlan(forwarded=forwarded, refresh=refresh, valid=valid & live[:, None])
-
-
-def count_round(
-    cache: CacheState,
-    plan: ForwardPlan,
-    before: BlockState,
-    after: BlockState,
-    accepted: Array,
-    *,
-    refresh_commits_count: bool = True,
-) -> CacheState:
-    """Counters after a round, ``due`` not decided yet.
-
-    ``refresh_commits_count``: tokens committed by the forward that refreshes count towards the next refresh. Those of a
-    request's first round always do: nothing was refreshed before it.
-    """
-    xp = array_namespace(accepted)
-    committed = count(accepted)
-    since = xp.where(plan.refresh, committed * 0, cache.since) + committed
-    if not refresh_commits_count:
-        first = before.U == 0
-        since = xp.where(plan.refresh & ~first, since * 0, since)
-    return replace(
-        cache,
-        since=since,
-        rounds=xp.where(plan.refresh, cache.rounds * 0, cache.rounds) + 1,
-        shift=after.s - before.s,
-        pending=accepted,
-    )
 
 
 def block_changed(before: BlockState, after: BlockState) -> Array:
@@ -182,17 +189,6 @@ def refresh_at_blocks(
     else:
         due = block_changed(before, after)
     return due | not_opened(after)
-
-
-def let_through(plan: ForwardPlan, state: BlockState, masked: Array, accepted: Array, leftmost_only: bool) -> Array:
-    """``accepted``, or in refreshing rows the leftmost candidate alone (the released Dream code)."""
-    if not leftmost_only:
-        return accepted
-    xp = array_namespace(accepted)
-    candidates = masked & state.active(masked)
-    order = xp.cumulative_sum(xp.astype(candidates, xp.int64), axis=-1)
-    leftmost = candidates & (order == 1)
-    return xp.where(plan.refresh[:, None], leftmost, accepted)
 
 
 def between(like: Array, left: Array, right: Array) -> Array:

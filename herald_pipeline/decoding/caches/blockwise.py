@@ -5,20 +5,10 @@ That is our reading of Table 3 of the DSB article, which pairs sliding blocks wi
 it refreshes.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from herald_pipeline.decoding.arrays import Array
-from herald_pipeline.decoding.caches.base import (
-    REGISTRY,
-    CacheRule,
-    CacheState,
-    ForwardPlan,
-    between,
-    count_round,
-    let_through,
-    make_plan,
-    refresh_at_blocks,
-)
+from herald_pipeline.decoding.caches.base import REGISTRY, CacheRule, CacheState, between, refresh_at_blocks
 from herald_pipeline.decoding.schedulers.base import BlockState, Scheduler
 
 
@@ -26,61 +16,26 @@ from herald_pipeline.decoding.schedulers.base import BlockState, Scheduler
 class NoCache(CacheRule):
     """Every round computes every position."""
 
-    def plan(
-        self,
-        cache: CacheState,
-        state: BlockState,
-        masked: Array,
-        *,
-        upcoming: Array | None = None,
-        predecessor: bool = False,
-    ) -> ForwardPlan:
+    def wanted(self, cache: CacheState, state: BlockState, masked: Array, upcoming: Array) -> Array:
         """All positions."""
-        return make_plan(cache, state, state.valid(masked), masked, False)
+        return masked | True
 
-    def observe(
-        self,
-        cache: CacheState,
-        plan: ForwardPlan,
-        before: BlockState,
-        after: BlockState,
-        accepted: Array,
-        scheduler: Scheduler,
-    ) -> CacheState:
-        """A full forward is always due."""
-        counted = count_round(cache, plan, before, after, accepted)
-        return replace(counted, due=cache.due | True)
+    def due(self, counted: CacheState, before: BlockState, after: BlockState, scheduler: Scheduler) -> Array:
+        """Always."""
+        return counted.due | True
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix(CacheRule):
     """KV left of the block is reused; the block and everything right of it is computed each round."""
 
-    def plan(
-        self,
-        cache: CacheState,
-        state: BlockState,
-        masked: Array,
-        *,
-        upcoming: Array | None = None,
-        predecessor: bool = False,
-    ) -> ForwardPlan:
+    def wanted(self, cache: CacheState, state: BlockState, masked: Array, upcoming: Array) -> Array:
         """[s, end)."""
-        wanted = between(masked, state.s, state.end)
-        return make_plan(cache, state, wanted, masked & state.active(masked), predecessor)
+        return between(masked, state.s, state.end)
 
-    def observe(
-        self,
-        cache: CacheState,
-        plan: ForwardPlan,
-        before: BlockState,
-        after: BlockState,
-        accepted: Array,
-        scheduler: Scheduler,
-    ) -> CacheState:
-        """Refresh at block starts."""
-        counted = count_round(cache, plan, before, after, accepted)
-        return replace(counted, due=refresh_at_blocks(counted, before, after, scheduler))
+    def due(self, counted: CacheState, before: BlockState, after: BlockState, scheduler: Scheduler) -> Array:
+        """At block starts."""
+        return refresh_at_blocks(counted, before, after, scheduler)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,35 +47,13 @@ class Dual(CacheRule):
 
     refresh_accepts_leftmost_only: bool = False
 
-    def plan(
-        self,
-        cache: CacheState,
-        state: BlockState,
-        masked: Array,
-        *,
-        upcoming: Array | None = None,
-        predecessor: bool = False,
-    ) -> ForwardPlan:
+    def wanted(self, cache: CacheState, state: BlockState, masked: Array, upcoming: Array) -> Array:
         """[s, e)."""
-        active = state.active(masked)
-        return make_plan(cache, state, active, masked & active, predecessor)
+        return state.active(masked)
 
-    def restrict(self, plan: ForwardPlan, state: BlockState, masked: Array, accepted: Array) -> Array:
-        """All commits, or the leftmost in refreshing rows."""
-        return let_through(plan, state, masked, accepted, self.refresh_accepts_leftmost_only)
-
-    def observe(
-        self,
-        cache: CacheState,
-        plan: ForwardPlan,
-        before: BlockState,
-        after: BlockState,
-        accepted: Array,
-        scheduler: Scheduler,
-    ) -> CacheState:
-        """Refresh at block starts."""
-        counted = count_round(cache, plan, before, after, accepted)
-        return replace(counted, due=refresh_at_blocks(counted, before, after, scheduler))
+    def due(self, counted: CacheState, before: BlockState, after: BlockState, scheduler: Scheduler) -> Array:
+        """At block starts."""
+        return refresh_at_blocks(counted, before, after, scheduler)
 
 
 REGISTRY.add("none", NoCache, "LLaDA and Dream reference")

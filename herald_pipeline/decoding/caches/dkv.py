@@ -1,6 +1,6 @@
 """dKV-Cache: a token's KV is kept one round after it was committed, when it was first computed as a token."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from herald_pipeline.decoding.arrays import Array, array_namespace
@@ -8,15 +8,20 @@ from herald_pipeline.decoding.caches.base import (
     REGISTRY,
     CacheRule,
     CacheState,
-    ForwardPlan,
     between,
     block_changed,
-    count_round,
-    make_plan,
     not_opened,
 )
 from herald_pipeline.decoding.schedulers.base import BlockState, Scheduler
-from herald_pipeline.errors import ConfigError, check_number, raise_problems
+from herald_pipeline.errors import check_number, raise_problems
+
+
+def _every_few_rounds(
+    cache_steps: int, counted: CacheState, before: BlockState, after: BlockState, scheduler: Scheduler
+) -> Array:
+    """``[rows]`` bool: refresh by rounds; the end of a block that does not slide clears the cache."""
+    due = (counted.rounds >= cache_steps) | not_opened(after)
+    return due if scheduler.slides else due | block_changed(before, after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,33 +36,13 @@ class DkvDecode(CacheRule):
     def __post_init__(self) -> None:
         raise_problems([check_number(self.cache_steps, "cache_steps", minimum=1, integer=True)])
 
-    def plan(
-        self,
-        cache: CacheState,
-        state: BlockState,
-        masked: Array,
-        *,
-        upcoming: Array | None = None,
-        predecessor: bool = False,
-    ) -> ForwardPlan:
+    def wanted(self, cache: CacheState, state: BlockState, masked: Array, upcoming: Array) -> Array:
         """Masks of the whole sequence, and last round's commits."""
-        return make_plan(cache, state, masked | cache.pending, masked & state.active(masked), predecessor)
+        return masked | cache.pending
 
-    def observe(
-        self,
-        cache: CacheState,
-        plan: ForwardPlan,
-        before: BlockState,
-        after: BlockState,
-        accepted: Array,
-        scheduler: Scheduler,
-    ) -> CacheState:
-        """Refresh by rounds; a fixed block's end clears the cache."""
-        counted = count_round(cache, plan, before, after, accepted)
-        due = counted.rounds >= self.cache_steps
-        if not scheduler.slides:
-            due = due | block_changed(before, after)
-        return replace(counted, due=due | not_opened(after))
+    def due(self, counted: CacheState, before: BlockState, after: BlockState, scheduler: Scheduler) -> Array:
+        """Every ``cache_steps`` rounds, and at block starts."""
+        return _every_few_rounds(self.cache_steps, counted, before, after, scheduler)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +66,8 @@ class DkvGreedy(CacheRule):
             ]
         )
 
-    def plan(
-        self,
-        cache: CacheState,
-        state: BlockState,
-        masked: Array,
-        *,
-        upcoming: Array | None = None,
-        predecessor: bool = False,
-    ) -> ForwardPlan:
+    def wanted(self, cache: CacheState, state: BlockState, masked: Array, upcoming: Array) -> Array:
         """Commits of last round and of this one, and a window of masks."""
-        if upcoming is None:
-            message = "cache 'dkv-greedy' must know this round's commits before the forward; use decoder 'random'"
-            raise ConfigError(message)
         xp = array_namespace(masked)
         near = upcoming
         outside = masked[:, :1] & False
@@ -101,55 +75,24 @@ class DkvGreedy(CacheRule):
             left = xp.concat([near[:, 1:], outside], axis=-1)
             right = xp.concat([outside, near[:, :-1]], axis=-1)
             near = near | left | right
-        wanted = upcoming | cache.pending | (near & masked)
-        return make_plan(cache, state, wanted, upcoming, predecessor)
+        return upcoming | cache.pending | (near & masked)
 
-    def observe(
-        self,
-        cache: CacheState,
-        plan: ForwardPlan,
-        before: BlockState,
-        after: BlockState,
-        accepted: Array,
-        scheduler: Scheduler,
-    ) -> CacheState:
-        """Refresh by rounds."""
-        counted = count_round(cache, plan, before, after, accepted)
-        due = counted.rounds >= self.cache_steps
-        if not scheduler.slides:
-            due = due | block_changed(before, after)
-        return replace(counted, due=due | not_opened(after))
+    def due(self, counted: CacheState, before: BlockState, after: BlockState, scheduler: Scheduler) -> Array:
+        """Every ``cache_steps`` rounds, and at block starts."""
+        return _every_few_rounds(self.cache_steps, counted, before, after, scheduler)
 
 
 @dataclass(frozen=True, slots=True)
 class DkvPrefill(CacheRule):
     """Only the prompt's KV is kept, from the first forward on, and never refreshed."""
 
-    def plan(
-        self,
-        cache: CacheState,
-        state: BlockState,
-        masked: Array,
-        *,
-        upcoming: Array | None = None,
-        predecessor: bool = False,
-    ) -> ForwardPlan:
+    def wanted(self, cache: CacheState, state: BlockState, masked: Array, upcoming: Array) -> Array:
         """The response."""
-        wanted = between(masked, state.prompt, state.end)
-        return make_plan(cache, state, wanted, masked & state.active(masked), predecessor)
+        return between(masked, state.prompt, state.end)
 
-    def observe(
-        self,
-        cache: CacheState,
-        plan: ForwardPlan,
-        before: BlockState,
-        after: BlockState,
-        accepted: Array,
-        scheduler: Scheduler,
-    ) -> CacheState:
+    def due(self, counted: CacheState, before: BlockState, after: BlockState, scheduler: Scheduler) -> Array:
         """Never again: the response, a new block included, is computed each round anyway."""
-        counted = count_round(cache, plan, before, after, accepted)
-        return replace(counted, due=cache.due & False)
+        return counted.due & False
 
 
 REGISTRY.add("dkv", DkvDecode, "dKV-Cache decode (LLaDA: every 8 rounds)")

@@ -4,20 +4,10 @@ Round t computes [s - w, e + suffix) with w = max(prefix_window, s - previous s)
 was computed as masks, so it is computed at least once more as tokens (DSB article, sections 5 and 14).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from herald_pipeline.decoding.arrays import Array, array_namespace
-from herald_pipeline.decoding.caches.base import (
-    REGISTRY,
-    CacheRule,
-    CacheState,
-    ForwardPlan,
-    between,
-    count_round,
-    let_through,
-    make_plan,
-    refresh_at_blocks,
-)
+from herald_pipeline.decoding.caches.base import REGISTRY, CacheRule, CacheState, between, refresh_at_blocks
 from herald_pipeline.decoding.schedulers.base import BlockState, Scheduler
 from herald_pipeline.errors import check_number, raise_problems
 
@@ -61,38 +51,15 @@ class DsbCache(CacheRule):
             ]
         )
 
-    def plan(
-        self,
-        cache: CacheState,
-        state: BlockState,
-        masked: Array,
-        *,
-        upcoming: Array | None = None,
-        predecessor: bool = False,
-    ) -> ForwardPlan:
+    def wanted(self, cache: CacheState, state: BlockState, masked: Array, upcoming: Array) -> Array:
         """[s - max(prefix_window, shift), e + suffix_window)."""
         xp = array_namespace(masked)
         width = xp.where(cache.shift > self.prefix_window, cache.shift, self.prefix_window)
-        wanted = between(masked, state.s - width, state.e + self.suffix_window)
-        return make_plan(cache, state, wanted, masked & state.active(masked), predecessor)
+        return between(masked, state.s - width, state.e + self.suffix_window)
 
-    def restrict(self, plan: ForwardPlan, state: BlockState, masked: Array, accepted: Array) -> Array:
-        """All commits, or the leftmost in refreshing rows."""
-        return let_through(plan, state, masked, accepted, self.refresh_accepts_leftmost_only)
-
-    def observe(
-        self,
-        cache: CacheState,
-        plan: ForwardPlan,
-        before: BlockState,
-        after: BlockState,
-        accepted: Array,
-        scheduler: Scheduler,
-    ) -> CacheState:
-        """Refresh when the tokens committed since the last one reach the period."""
-        counted = count_round(cache, plan, before, after, accepted, refresh_commits_count=self.refresh_commits_count)
-        period = self.refresh_every or scheduler.block_length
-        return replace(counted, due=refresh_at_blocks(counted, before, after, scheduler, period))
+    def due(self, counted: CacheState, before: BlockState, after: BlockState, scheduler: Scheduler) -> Array:
+        """When the tokens committed since the last refresh reach the period."""
+        return refresh_at_blocks(counted, before, after, scheduler, self.refresh_every or scheduler.block_length)
 
 
 REGISTRY.add("dsb", DsbCache, "DSB article section 5, p_min of LLaDA")
