@@ -1,17 +1,22 @@
 """``python -m reports``: charts and the page.
 
-    python -m reports build --runs runs --hardware runs/MACHINE.fitted.toml --out report.html
+    python -m reports build --runs runs --hardware runs/profile.toml --out report.html
+    python -m reports build --exhibits --out exhibits.html
 
 The page needs no network: the vega bundle is inside, once.
 """
 
+import re
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from herald_pipeline.errors import HeraldError
+from herald_pipeline.errors import ConfigError, HeraldError
+
+if TYPE_CHECKING:
+    from reports.page import Section
 
 app = typer.Typer(
     name="reports",
@@ -30,32 +35,65 @@ def reports() -> None:
 
 @app.command()
 def build(
-    runs: Annotated[Path, typer.Option("--runs", help="Folder that calibration reconcile filled.")],
-    hardware: Annotated[Path, typer.Option("--hardware", help="Profile of the machine that ran.")],
+    runs: Annotated[Path | None, typer.Option("--runs", help="Folder that calibration reconcile filled.")] = None,
+    exhibits: Annotated[
+        bool, typer.Option("--exhibits", help="The papers' tables and figures instead, ours beside the printed values.")
+    ] = False,
+    hardware: Annotated[
+        str | None, typer.Option("--hardware", help="Profile that ran [exhibits: the HERALD paper's machine].")
+    ] = None,
     out: Annotated[Path, typer.Option("--out", help="Page to write.")] = Path("report.html"),
     model: Annotated[str, typer.Option("--model", help="Name, or the path of a config.json.")] = "demo",
     context: Annotated[int, typer.Option("--context", min=1, help="Point shown in detail.")] = 2048,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Point shown in detail.")] = 1,
     png: Annotated[Path | None, typer.Option("--png", help="Folder for the charts as PNG.")] = None,
 ) -> None:
-    """Write one HTML page: throughput, timelines, errors, ceilings, memory, the profile."""
-    from herald_pipeline import catalogue
-    from reports import demo
-    from reports.page import png as to_png
+    """Write one HTML page: of runs and predictions (--runs), or of the papers' exhibits (--exhibits)."""
     from reports.page import render
 
-    inputs = demo.Inputs(runs, hardware, catalogue.resolve(model), context, batch)
-    title, lead, sections = demo.build(inputs)
+    if exhibits:
+        if runs is not None:
+            message = "--exhibits and --runs are two pages: give one of them"
+            raise ConfigError(message)
+        title, lead, sections = _exhibits(hardware)
+    else:
+        title, lead, sections = _runs(runs, hardware, model, context, batch)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(render(title, lead, sections), encoding="utf-8")
     print(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)", file=sys.stderr)
     if png is not None:
-        png.mkdir(parents=True, exist_ok=True)
-        for section in sections:
-            if section.chart is not None:
-                file = png / f"{section.title.lower().replace(' ', '-')}.png"
-                file.write_bytes(to_png(section.chart))
-        print(f"wrote charts to {png}", file=sys.stderr)
+        _write_charts(png, sections)
+
+
+def _runs(
+    runs: Path | None, hardware: str | None, model: str, context: int, batch: int
+) -> tuple[str, str, "list[Section]"]:
+    if runs is None or hardware is None:
+        missing = [name for name, value in (("--runs", runs), ("--hardware", hardware)) if value is None]
+        message = f"{' and '.join(missing)} missing: the page shows a folder that calibration reconcile filled"
+        raise ConfigError(message + "; for the papers' exhibits give --exhibits")
+    from herald_pipeline import catalogue
+    from reports import demo
+
+    return demo.build(demo.Inputs(runs, Path(hardware), catalogue.resolve(model), context, batch))
+
+
+def _exhibits(hardware: str | None) -> tuple[str, str, "list[Section]"]:
+    from herald_pipeline import hardware_io
+    from reports.exhibits import HARDWARE, build
+
+    return build(hardware_io.resolve(hardware or HARDWARE))
+
+
+def _write_charts(folder: Path, sections: "list[Section]") -> None:
+    from reports.page import png
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for section in sections:
+        if section.chart is not None:
+            name = re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-")
+            (folder / f"{name}.png").write_bytes(png(section.chart))
+    print(f"wrote charts to {folder}", file=sys.stderr)
 
 
 def main() -> None:

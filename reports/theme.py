@@ -6,6 +6,8 @@ import altair as alt
 
 WIDTH = 720
 FONT = "system-ui, sans-serif"
+PRINTED = "#111111"
+"""Colour of everything that a paper prints; ours is in the method's colour."""
 
 METHOD_COLORS = {
     "dense": "#7f7f7f",
@@ -18,6 +20,10 @@ METHOD_COLORS = {
     "herald-32q": "#a4133c",
     "shadowkv": "#00798c",
     "specontext": "#9c89b8",
+    "cpu-exact": "#5e503f",
+    "layer-prefetch": "#bc8034",
+    "step-fetch": "#d4b483",
+    "ideal": "#4c78a8",
 }
 STAGE_COLORS = {
     "prefill": "#c7c7c7",
@@ -37,6 +43,9 @@ STAGE_COLORS = {
     "fold": "#7f6000",
     "retrieve": "#ff9da6",
 }
+RESOURCE_COLORS = {"selection": "#54a24b", "link": "#f58518", "cpu": "#e45756", "dram": "#b279a2", "gpu": "#4c78a8"}
+"""By a word of the resource's name."""
+TASK_COLORS = {"GSM8K": "#4c78a8", "MATH": "#f58518", "HumanEval": "#54a24b", "MBPP": "#b279a2", "BBH": "#e45756"}
 
 
 def scale(colors: dict[str, str], names: list[str]) -> alt.Scale:
@@ -44,7 +53,12 @@ def scale(colors: dict[str, str], names: list[str]) -> alt.Scale:
     return alt.Scale(domain=names, range=[colors.get(name, "#999999") for name in names])
 
 
-def finished(chart: Any, title: str, subtitle: str, description: str) -> Any:
+def resource_color(resource: str) -> str:
+    """Colour of a resource by the word that its name contains."""
+    return next((color for name, color in RESOURCE_COLORS.items() if name in resource), "#999999")
+
+
+def finished(chart: Any, title: str, subtitle: str | list[str], description: str) -> Any:
     """A chart with its title, what it rests on, and its text for those who do not see it."""
     return chart.properties(
         title=alt.TitleParams(title, subtitle=subtitle, anchor="start", subtitleColor="#555"),

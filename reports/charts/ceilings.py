@@ -5,16 +5,14 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from reports.theme import WIDTH, finished
-
-_COLORS = {"selection": "#54a24b", "link": "#f58518", "cpu": "#e45756", "dram": "#b279a2", "gpu": "#4c78a8"}
+from reports.theme import WIDTH, finished, resource_color
 
 
 def ceilings(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
     """Rows ``scheme, ceiling, resource, tok_s, binding, formula, provenance``."""
     schemes = list(dict.fromkeys(frame["scheme"]))
     resources = list(dict.fromkeys(frame["resource"]))
-    colors = alt.Scale(domain=resources, range=[_color(name) for name in resources])
+    colors = alt.Scale(domain=resources, range=[resource_color(name) for name in resources])
     y = alt.Y("scheme:N", sort=schemes, title=None, axis=alt.Axis(labelLimit=300))
     domain = [float(frame["tok_s"].min()) / 2, float(frame["tok_s"].max()) * 2]
     logarithmic = alt.Scale(type="log", domain=domain, nice=False)
@@ -42,7 +40,3 @@ def ceilings(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
         for row in frame[frame["binding"]].to_dict("records")
     ]
     return finished(chart, title, subtitle, f"{title}. Lowest ceiling of each scheme: {'; '.join(lowest)}.")
-
-
-def _color(resource: str) -> str:
-    return next((color for name, color in _COLORS.items() if name in resource), "#999999")
