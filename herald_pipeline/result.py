@@ -1,19 +1,31 @@
 """What came of a run: one schema for simulated and real ones, computed from launches as they end.
 
 The :class:`Recorder` keeps sums only, so that a run's memory does not grow with its length; spans are kept when a trace
-is asked for. The **window** of the speed figures starts when the first block has ended on the main stream.
+is asked for. The **window** of the speed figures begins when the second block has ended on the main stream and lasts to
+the run's end. Block 0's retrieval queues behind the prefill's last copies to the host, so block 1 begins late; on a GPU
+the first blocks also capture graphs. In runs of fewer than six blocks the window begins at the first block's end. The
+rule stands in :func:`warm_up_blocks` alone; both interpreters and fast mode follow it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from herald_pipeline.scheduling.program import Launch
-from herald_pipeline.stages import Work
+from herald_pipeline.stages import Stage, Work
 from herald_pipeline.trace import Span, Trace
 from herald_pipeline.units import NS_PER_S
 
 COPY_STREAMS = frozenset({"gather", "h2d", "d2h"})
+WARM_UP_BLOCKS = 2
+"""Blocks before the window of a run that is long enough."""
+_SETTLED_RUN = 6
+"""Shortest run, in blocks, with the full warm-up: in shorter ones too little would be left."""
+
+
+def warm_up_blocks(blocks: int) -> int:
+    """Blocks left out of the speed figures of a run that completed ``blocks`` of them."""
+    return WARM_UP_BLOCKS if blocks >= _SETTLED_RUN else 1
 
 
 @dataclass(slots=True)
@@ -66,9 +78,38 @@ class StageSums:
     flops: float = 0.0
 
 
+@dataclass(slots=True)
+class _Sums:
+    """What has been counted since the first block's end; a window's figures are the difference of two of them."""
+
+    end_ns: int = 0
+    tokens: int = 0
+    row_blocks: int = 0
+    row_forwards: int = 0
+    blocks: int = 0
+    stall_ns: int = 0
+    exposed_ns: int = 0
+    retrieval_ns: int = 0
+    passes: int = 0
+    stages: dict[str, StageSums] = field(default_factory=dict)
+
+    def copy(self) -> "_Sums":
+        """The sums as they stand."""
+        return replace(self, stages={name: replace(sums) for name, sums in self.stages.items()})
+
+    def since(self, mark: "_Sums") -> "_Sums":
+        """What was added after ``mark``; ``end_ns`` becomes the time between."""
+        stages = {}
+        for name, sums in self.stages.items():
+            before = mark.stages.get(name, StageSums())
+            stages[name] = StageSums(*(getattr(sums, f) - getattr(before, f) for f in StageSums.__slots__))
+        numbers = {f: getattr(self, f) - getattr(mark, f) for f in type(self).__slots__ if f != "stages"}
+        return _Sums(**numbers, stages=stages)
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Figures of one run. Times are seconds; rates are of the decode window, the first block excluded.
+    """Figures of one run. Times are seconds; rates are of the decode window, which follows the warm-up blocks.
 
     ``status`` is ``STABLE``, ``BOUND BY x`` or ``EXTRAPOLATED``; ``interval`` is a 95% interval of the throughput where
     one is known. ``provenance`` names where every number that went in came from.
@@ -125,25 +166,17 @@ class Recorder:
     def __init__(self, source: str, *, keep_trace: bool = False) -> None:
         self.source = source
         self.trace: Trace | None = Trace(source) if keep_trace else None
-        self.stages: dict[str, StageSums] = {}
+        self._sums = _Sums()
+        self._stages = self._sums.stages
+        self._marks: list[_Sums] = []
         self.makespan_ns = 0
         self.delivered_tokens = 0
         self.forwards = 0
-        self._window_start_ns: int | None = None
-        self._window_end_ns = 0
-        self._window_tokens = 0
-        self._window_forwards = 0
-        self._window_row_blocks = 0
-        self._window_row_forwards = 0
-        self._window_blocks = 0
         self._blocks = 0
         self._main_end_ns = 0
         self._compute_end_ns = 0
-        self._stall_ns = 0
-        self._exposed_ns = 0
         self._pass_block = -1
         self._pass_start_ns = self._pass_end_ns = 0
-        self._retrieval_ns = 0
         self._prefill_ns = 0
         self._prefill_tokens = 0
 
@@ -158,56 +191,64 @@ class Recorder:
         flops: float = 0.0,
     ) -> None:
         """One launch ran from ``start_ns`` to ``end_ns``; ``num_bytes`` and ``flops`` are what was counted."""
-        stage = launch.stage
+        if launch.block < 0:
+            self._prefill(launch, start_ns, end_ns)
+        self.ran(launch.stage, launch.block, start_ns, end_ns, num_bytes, flops)
+        if self.trace is not None:
+            self._span(launch, start_ns, end_ns, queued_ns, num_bytes, flops)
+
+    def ran(self, stage: Stage, block: int, start_ns: int, end_ns: int, num_bytes: float, flops: float) -> None:
+        """The sums of :meth:`record`: all that a launch of a block adds where no trace is kept."""
         stream = stage.stream
         if end_ns > self.makespan_ns:
             self.makespan_ns = end_ns
-        if launch.block < 0:
-            self._prefill(launch, start_ns, end_ns)
-        elif self._window_start_ns is not None:
-            sums = self.stages.get(stage.name)
+        if block >= 0 and self._blocks:
+            sums = self._stages.get(stage.name)
             if sums is None:
-                sums = self.stages[stage.name] = StageSums()
+                sums = self._stages[stage.name] = StageSums()
             sums.count += 1
             sums.busy_ns += end_ns - start_ns
             sums.bytes += num_bytes
             sums.flops += flops
             if stage.name in _RETRIEVAL_STAGES:
                 # One pass's layers have one block; the next pass begins when that changes.
-                if launch.block != self._pass_block:
+                if block != self._pass_block:
                     self._close_pass()
-                    self._pass_block, self._pass_start_ns, self._pass_end_ns = launch.block, start_ns, end_ns
+                    self._pass_block, self._pass_start_ns, self._pass_end_ns = block, start_ns, end_ns
                 elif end_ns > self._pass_end_ns:
                     self._pass_end_ns = end_ns
         if stream == "main":
             gap = start_ns - self._main_end_ns
-            if gap > 0 and self._window_start_ns is not None and launch.block >= 0:
-                self._stall_ns += gap
-                self._exposed_ns += max(0, start_ns - max(self._main_end_ns, self._compute_end_ns))
+            if gap > 0 and self._blocks and block >= 0:
+                self._sums.stall_ns += gap
+                self._sums.exposed_ns += max(0, start_ns - max(self._main_end_ns, self._compute_end_ns))
             self._main_end_ns = end_ns
         elif stream not in COPY_STREAMS:
             self._compute_end_ns = end_ns
-        if self.trace is not None:
-            self._span(launch, start_ns, end_ns, queued_ns, num_bytes, flops)
+
+    @property
+    def stages(self) -> Mapping[str, StageSums]:
+        """Sums by stage since the first block's end."""
+        return self._stages
 
     def step(self, launch: Launch) -> None:
         """Count a deciding launch as one forward of its rows."""
         self.forwards += 1
-        if self._window_start_ns is not None:
-            self._window_forwards += 1
-            self._window_row_forwards += launch.shape.rows
+        if self._blocks:
+            self._sums.row_forwards += launch.shape.rows
 
     def block_done(self, end_ns: int, rows: int, tokens: int) -> None:
         """``rows`` rows completed a block at ``end_ns`` on the main stream; ``tokens`` of it are delivered."""
-        self._blocks += 1
         self.delivered_tokens += tokens
-        if self._window_start_ns is None:
-            self._window_start_ns = self._window_end_ns = end_ns
-            return
-        self._window_end_ns = end_ns
-        self._window_tokens += tokens
-        self._window_row_blocks += rows
-        self._window_blocks += 1
+        sums = self._sums
+        sums.end_ns = end_ns
+        if self._blocks:
+            sums.tokens += tokens
+            sums.row_blocks += rows
+            sums.blocks += 1
+        self._blocks += 1
+        if self._blocks <= WARM_UP_BLOCKS:
+            self._marks.append(sums.copy())
 
     def _prefill(self, launch: Launch, start_ns: int, end_ns: int) -> None:
         if launch.stage.stream == "main":
@@ -216,7 +257,9 @@ class Recorder:
                 self._prefill_tokens += launch.shape.prefix_tokens
 
     def _close_pass(self) -> None:
-        self._retrieval_ns += self._pass_end_ns - self._pass_start_ns
+        if self._pass_block >= 0:
+            self._sums.retrieval_ns += self._pass_end_ns - self._pass_start_ns
+            self._sums.passes += 1
         self._pass_block = -1
         self._pass_start_ns = self._pass_end_ns = 0
 
@@ -264,26 +307,27 @@ class Recorder:
     ) -> Result:
         """The figures so far. Rates need at least two blocks; with fewer they are left out, never infinite."""
         self._close_pass()
-        window_ns = self._window_end_ns - (self._window_start_ns or 0)
-        measured = self._window_blocks > 0 and window_ns > 0
-        blocks = max(self._window_blocks, 1)
+        window = self._window()
+        measured = window.blocks > 0 and window.end_ns > 0
+        blocks = max(window.blocks, 1)
 
         def per_block(total_ns: float) -> float | None:
             return total_ns / blocks / NS_PER_S if measured else None
 
-        main_ns = sum(sums.busy_ns for name, sums in self.stages.items() if name in FORWARD_STAGES)
-        rows = self._window_row_blocks
+        main_ns = sum(sums.busy_ns for name, sums in window.stages.items() if name in FORWARD_STAGES)
+        rows = window.row_blocks
         return Result(
             source=self.source,
-            throughput_tok_s=self._window_tokens * NS_PER_S / window_ns if measured else None,
-            block_time_s=per_block(window_ns),
+            throughput_tok_s=window.tokens * NS_PER_S / window.end_ns if measured else None,
+            block_time_s=per_block(window.end_ns),
             first_block_time_s=self._first_block_s(),
             main_time_s=per_block(main_ns),
-            retrieval_time_s=per_block(self._retrieval_ns),
-            stall_s=per_block(self._stall_ns),
-            exposed_transfer_s=per_block(self._exposed_ns),
-            forwards_per_block=self._window_row_forwards / rows if rows else None,
-            tokens_per_forward=(self._window_tokens / self._window_row_forwards if self._window_row_forwards else None),
+            # A pass's own time: the last block has none, so dividing by blocks would make it look shorter.
+            retrieval_time_s=(window.retrieval_ns / max(window.passes, 1) / NS_PER_S if measured else None),
+            stall_s=per_block(window.stall_ns),
+            exposed_transfer_s=per_block(window.exposed_ns),
+            forwards_per_block=window.row_forwards / rows if rows else None,
+            tokens_per_forward=(window.tokens / window.row_forwards if window.row_forwards else None),
             batch=batch,
             budget=budget,
             blocks=self._blocks,
@@ -301,15 +345,19 @@ class Recorder:
                     "bytes": sums.bytes,
                     "flops": sums.flops,
                 }
-                for name, sums in sorted(self.stages.items())
+                for name, sums in sorted(window.stages.items())
             },
             **facts,
         )
 
+    def _window(self) -> _Sums:
+        """What was counted after the warm-up; nothing where no block was completed."""
+        if not self._marks:
+            return _Sums()
+        return self._sums.since(self._marks[min(warm_up_blocks(self._blocks), len(self._marks)) - 1])
+
     def _first_block_s(self) -> float | None:
-        if self._window_start_ns is None:
-            return None
-        return (self._window_start_ns - self._prefill_ns) / NS_PER_S
+        return (self._marks[0].end_ns - self._prefill_ns) / NS_PER_S if self._marks else None
 
 
 _RETRIEVAL_STAGES = frozenset(

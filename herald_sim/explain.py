@@ -9,19 +9,20 @@ from herald_pipeline.errors import ConfigError
 from herald_pipeline.hardware import Curve, Number, Profile, Quantity
 from herald_pipeline.model import KVDtype
 from herald_pipeline.pipeline import Pipeline
-from herald_pipeline.result import Recorder, Result
+from herald_pipeline.result import Recorder, Result, warm_up_blocks
 from herald_pipeline.scheduling.program import Program
 from herald_pipeline.steps import FixedSteps
 from herald_pipeline.trace import Span
 from herald_pipeline.units import NS_PER_S
-from herald_pipeline.workload import Workload
+from herald_pipeline.workload import DEFAULT_GEN_TOKENS, Workload
 from herald_sim.cost import CostModel
 from herald_sim.runner import Simulation
 from herald_sim.simulate import simulate
 
 MORE = 1.1
 """10% more."""
-_BLOCKS = 6
+_LONGEST = DEFAULT_GEN_TOKENS
+"""Tokens of an answer that are looked at: those of `run` by default, so that both print the same throughput."""
 _RESOURCES = (
     ("gpu", "bandwidth_gb_s", "device memory bandwidth"),
     ("gpu", "peak_tflop_s", "GPU compute"),
@@ -61,9 +62,9 @@ class Explanation:
 
 
 def explain(pipeline: Pipeline, profile: Profile, workload: Workload) -> Explanation:
-    """Critical path and effects for a few blocks of ``workload``, memory limits left out."""
+    """Critical path and effects for the first blocks of ``workload``, memory limits left out."""
     length = workload.block_length
-    few = tuple(replace(request, new_tokens=min(request.new_tokens, _BLOCKS * length)) for request in workload.requests)
+    few = tuple(replace(request, new_tokens=min(request.new_tokens, _LONGEST)) for request in workload.requests)
     short = replace(workload, requests=few)
     result = simulate(pipeline, profile, short, beyond_memory=True)
     if result.throughput_tok_s is None:
@@ -129,11 +130,12 @@ def critical_path(pipeline: Pipeline, profile: Profile, workload: Workload) -> d
     spans = recorder.trace.spans
     ends = [span for span in spans if span.stage == pipeline.template.denoise.name]
     blocks = sorted({span.block for span in ends})
-    start_ns = max(span.end_ns for span in ends if span.block == blocks[0])
+    skipped = min(warm_up_blocks(len(blocks)), len(blocks) - 1)
+    start_ns = max((span.end_ns for span in ends if span.block in blocks[:skipped]), default=0)
     held: dict[str, int] = {}
     for name, duration in _backwards(spans, max(ends, key=lambda span: span.end_ns), start_ns):
         held[name] = held.get(name, 0) + duration
-    count = max(1, len(blocks) - 1)
+    count = len(blocks) - skipped
     ordered = sorted(held.items(), key=lambda item: -item[1])
     return {name: duration / count / NS_PER_S for name, duration in ordered}
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from herald_pipeline.hardware import Curve, Profile, Quantity, known
 from herald_pipeline.pipeline import Pipeline
-from herald_pipeline.result import FORWARD_STAGES
+from herald_pipeline.result import FORWARD_STAGES, warm_up_blocks
 from herald_pipeline.scheduling.admission import Request
 from herald_pipeline.scheduling.program import BatchPolicy, Feedback, Idle, Launch, Program
 from herald_pipeline.stages import LaunchShape, RowGroup, Stage, Template, launch_shape
@@ -54,7 +54,7 @@ def why_not(pipeline: Pipeline, workload: Workload) -> str | None:
 
 
 class FastResult(NamedTuple):
-    """Figures of the decode window (the first block left out), as in :class:`~herald_pipeline.result.Result`."""
+    """Figures of the decode window (warm-up left out), as in :class:`~herald_pipeline.result.Result`."""
 
     throughput_tok_s: float
     block_time_s: float
@@ -150,8 +150,10 @@ def evaluate(pipeline: Pipeline, profile: Profile, workload: Workload) -> FastRe
             older, before = before, _ends(waits, before, older, column)
             if mark is not None:
                 ends.append(before[mark])
-    forwards = [_busy(plan, times, forwards=True) for plan, times in runs[2:]]
-    main = [_busy(plan, times) for plan, times in runs[2:]]
+    skipped = warm_up_blocks(blocks) - 1
+    window = ((structure.middle, middle[:, skipped:]), (structure.last, last))
+    forwards = [_busy(plan, times, forwards=True) for plan, times in window]
+    main = [_busy(plan, times) for plan, times in window]
     return _figures(workload, ends, sum(main), sum(forwards), _busy(structure.prefill, prefill))
 
 
@@ -208,15 +210,16 @@ def _figures(
     rows, length = len(workload.requests), workload.block_length
     first = workload.requests[0]
     used = (first.prompt_tokens + first.new_tokens) % length
-    tokens = rows * (length * (len(ends) - 2) + (used or length))
-    window_ns, blocks = ends[-1] - ends[0], len(ends) - 1
+    warm_up = warm_up_blocks(len(ends))
+    tokens = rows * (length * (len(ends) - warm_up - 1) + (used or length))
+    window_ns, blocks = ends[-1] - ends[warm_up - 1], len(ends) - warm_up
     return FastResult(
         tokens * NS_PER_S / window_ns,
         window_ns / blocks / NS_PER_S,
         (ends[0] - prefill_ns) / NS_PER_S,
         forwards_ns / blocks / NS_PER_S,
         (window_ns - busy_ns) / blocks / NS_PER_S,
-        tokens + rows * length,
+        tokens + rows * length * warm_up,
     )
 
 

@@ -26,7 +26,6 @@ MODEL = "llada2-mini"
 CONTEXTS = tuple(published.CONTEXTS.values())
 STEPS_SWEPT = (4, 8, 12, 16, 20, 24, 28, 32)
 """T of Fig. 14's axis as we sweep it; the paper prints T = 8 and 20 only."""
-_SEARCH_BLOCKS = 5
 
 
 def row(keys: Row, value: float | None, printed: float | None, kind: str) -> Row:
@@ -53,10 +52,9 @@ def peak_of(profile: Profile, model: str, method: str, context: int, budget: flo
     """Best feasible batch of a method; the search leaves contention out, the value at the best batch does not."""
     settings = {} if budget is None else {"budget": budget}
     pipeline = pipelines.build(catalogue.get(model), method, **settings)
-    block = pipeline.settings.block_length
 
     def search(batch: int) -> float:
-        workload = Workload.uniform(context, batch, gen_tokens=_SEARCH_BLOCKS * block)
+        workload = Workload.uniform(context, batch, block_length=pipeline.settings.block_length)
         return fast.evaluate(pipeline, profile, workload).throughput_tok_s
 
     return find_peak(pipeline, context + DEFAULT_GEN_TOKENS, Memory.of(profile), search)
@@ -212,7 +210,7 @@ def budget_cost(profile: Profile) -> list[Row]:
 
 def _result(profile: Profile, method: str, context: int, batch: int, steps: int) -> Any:
     pipeline: Pipeline = pipelines.build(catalogue.get(MODEL), method)
-    workload = Workload.uniform(context, batch, gen_tokens=_SEARCH_BLOCKS * pipeline.settings.block_length, steps=steps)
+    workload = Workload.uniform(context, batch, block_length=pipeline.settings.block_length, steps=steps)
     return simulate(pipeline, profile, workload, beyond_memory=True)
 
 

@@ -20,10 +20,6 @@ from herald_sim.simulate import simulate
 HARDWARE = "h100-sxm-80g_xeon-8481c"
 """The HERALD paper's machine."""
 FIT, DERIVED, HELD_OUT = "fit", "derived", "held-out"
-_BLOCKS = 5
-"""Blocks of a run for one value: the first is left out, the others are alike but for their growing context."""
-_LONG = 12
-"""The same where two streams finish close to each other: which waits changes from block to block."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +51,14 @@ def throughput(
     *,
     budget: float | None = None,
     steps: int = 20,
-    blocks: int = _BLOCKS,
 ) -> float:
-    """Decode throughput in tokens per second, memory limits left out."""
+    """Decode throughput in tokens per second, memory limits left out.
+
+    Answers have the default length, so that `herald-sim run` prints the same number for the same point.
+    """
     settings = {} if budget is None else {"budget": budget}
     pipeline = pipelines.build(catalogue.get(model), method, **settings)
-    workload = Workload.uniform(context, batch, gen_tokens=blocks * pipeline.settings.block_length, steps=steps)
+    workload = Workload.uniform(context, batch, block_length=pipeline.settings.block_length, steps=steps)
     found = simulate(pipeline, profile, workload, beyond_memory=True).throughput_tok_s
     assert found is not None
     return found
@@ -199,7 +197,7 @@ def _fig_14() -> Iterable[Target]:
 def _ratio(context: int, size: dict[str, int], steps: int) -> Callable[[Profile], float]:
     def predict(profile: Profile) -> float:
         herald, dense = (
-            throughput(profile, "llada2-mini", method, context, size[method], steps=steps, blocks=_LONG)
+            throughput(profile, "llada2-mini", method, context, size[method], steps=steps)
             for method in ("herald", "dense")
         )
         return herald / dense

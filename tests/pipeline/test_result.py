@@ -73,3 +73,36 @@ def test_demand_sums_ops_times_repeats() -> None:
     work = (Repeat(3, (Op(OpKind.COPY, h2d_bytes=2.0), Op(OpKind.QKV, gpu_flops=5.0, hbm_bytes=1.0))),)
     total = demand(work)
     assert (total.h2d_bytes, total.gpu_flops, total.hbm_bytes) == (6.0, 15.0, 3.0)
+
+
+def blocks_of(pipeline: Pipeline, durations: list[int], select_ns: int = 0) -> Recorder:
+    """One forward a block; in all but the last block a selection of ``select_ns`` runs beside it."""
+    recorder = Recorder("simulated")
+    clock = 0
+    for block, duration in enumerate(durations):
+        step = launch(pipeline, "denoise", block)
+        if select_ns and block + 1 < len(durations):
+            recorder.record(launch(pipeline, "select", block, 2), clock, clock + select_ns)
+        clock += duration
+        recorder.record(step, clock - duration, clock)
+        recorder.step(step)
+        recorder.block_done(clock, rows=2, tokens=64)
+    return recorder
+
+
+def test_a_long_runs_window_begins_after_its_second_block(herald: Pipeline) -> None:
+    result = blocks_of(herald, [50, 40, 10, 10, 10, 10]).result(batch=2, budget=0.05, finished=2, rejected={})
+    assert result.block_time_s == pytest.approx(10e-9)
+    assert result.main_time_s == pytest.approx(10e-9)
+    assert result.throughput_tok_s == pytest.approx(64 / 10e-9)
+    assert result.stages["denoise"]["count"] == 4
+
+
+def test_a_short_runs_window_begins_after_its_first_block(herald: Pipeline) -> None:
+    result = blocks_of(herald, [50, 40, 10, 10, 10]).result(batch=2, budget=0.05, finished=2, rejected={})
+    assert result.block_time_s == pytest.approx(17.5e-9)
+
+
+def test_retrieval_time_is_that_of_a_pass_though_the_last_block_has_none(herald: Pipeline) -> None:
+    recorder = blocks_of(herald, [20] * 8, select_ns=12)
+    assert recorder.result(batch=2, budget=0.05, finished=2, rejected={}).retrieval_time_s == pytest.approx(12e-9)
