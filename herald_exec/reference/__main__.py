@@ -31,12 +31,15 @@ def _check_device(device: str) -> None:
 def generate_data(
     packages: Annotated[Path, typer.Option("--packages", help="Folder into which the Debian packages were unpacked.")],
     out: Annotated[Path, typer.Option("--out", help="Where the data go.")] = Path("out/reference-data"),
+    vocabulary: Annotated[
+        Path | None, typer.Option("--vocabulary", help="Checkpoint whose tokenizer is kept, for training --from it.")
+    ] = None,
 ) -> None:
     """Tokenizer, words and filler text from unpacked Debian packages (NOTICE names them)."""
     from herald_exec.reference import recipe
     from herald_exec.reference.prepare import prepare
 
-    sizes = prepare(packages, out, recipe.get("reference").shape.max_positions)
+    sizes = prepare(packages, out, recipe.get("reference").shape.max_positions, vocabulary)
     print(json.dumps(sizes))
 
 

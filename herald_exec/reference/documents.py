@@ -1,6 +1,6 @@
 """Training rows: a haystack, then many questions about it; or plain text; or a numbered list of questions.
 
-Asking densely is what makes recall form quickly: about a quarter of all tokens are answers. Every answer is followed by
+Asking densely is what makes recall form quickly: about a fifth of all tokens are answers. Every answer is followed by
 end tokens up to its block's end, and most answers start a block, as in serving.
 """
 
@@ -16,8 +16,9 @@ from herald_exec.reference.tasks import SHARES, Material, draw_items, scatter
 from herald_exec.reference.vocabulary import EOS
 
 BLOCK = 32
-TEXT, STATED, ANSWER, END = 0, 1, 2, 3
-"""Kinds of tokens: filler; facts and questions; answers; end tokens behind an answer."""
+TEXT, STATED, ANSWER, END, WORDING = 0, 1, 2, 3, 4
+"""Kinds of tokens: filler; facts and questions; what an answer must contain; end tokens behind an answer; the rest of
+an answer, which could have been worded in another way."""
 
 PLAIN_SHARE = 0.08
 ALIGNED_SHARE = 0.7
@@ -50,6 +51,10 @@ class _Builder:
     def add(self, tokens: "list[int] | tuple[int, ...]", kind: int) -> None:
         self.tokens += tokens
         self.kinds += [kind] * len(tokens)
+
+    def add_answer(self, question: Question) -> None:
+        self.tokens += question.answer
+        self.kinds += [ANSWER if needed else WORDING for needed in question.needed]
 
     def row(self, prompt: int = 0) -> Row:
         assert self.room == 0
@@ -106,19 +111,22 @@ def _ask_until_full(builder: _Builder, world: World, items: list[Item]) -> None:
             return
         builder.add(world.filler.draw(world.rng, padding), TEXT)
         builder.add(asked, STATED)
-        builder.add(question.answer, ANSWER)
+        builder.add_answer(question)
         builder.add([EOS] * (end - start - len(question.answer)), END)
 
 
-def block_row(material: Material, rng: Random, length: int) -> Row:
-    """A row for the block-causal mode; long rows are often two documents, one after another."""
+def block_row(material: Material, rng: Random, length: int, *, free: bool = True) -> Row:
+    """A row for the block-causal mode; long rows are often two documents, one after another.
+
+    ``free`` says whether answers are worded freely (:class:`World`).
+    """
     builder = _Builder(length)
     if rng.random() < PLAIN_SHARE:
         builder.add(material.filler.draw(rng, length), TEXT)
         return builder.row()
     parts = 2 if length >= 2048 and rng.random() < 0.4 else 1
     for part in range(1, parts + 1):
-        world = material.world(rng)
+        world = material.world(rng, free=free)
         builder.length = length * part // parts
         items = _haystack(builder, world, int(builder.room * rng.uniform(0.25, 0.7)))
         _ask_until_full(builder, world, items)
@@ -139,10 +147,10 @@ def list_answer(world: World, questions: list[Question]) -> list[int]:
     return answer
 
 
-def list_row(material: Material, rng: Random, length: int) -> Row:
+def list_row(material: Material, rng: Random, length: int, *, free: bool = True) -> Row:
     """A row for the bidirectional mode: haystack and a list of one to six questions, then the response."""
     builder = _Builder(length)
-    world = material.world(rng)
+    world = material.world(rng, free=free)
     response = rng.choice([size for size in RESPONSES if size <= length // 2])
     items = draw_items(world, int((length - response) * rng.uniform(0.15, 0.6)))
     pieces = [piece for item in items for piece in item.pieces]
@@ -157,6 +165,8 @@ def list_row(material: Material, rng: Random, length: int) -> Row:
     for part, is_filler in scatter(world, pieces, length - response - len(asked)):
         builder.add(list(part), TEXT if is_filler else STATED)
     builder.add(asked, STATED)
-    builder.add(answer, ANSWER)
+    for number, question in enumerate(questions, start=1):
+        builder.add(world.encoder(f"\n{number})"), WORDING)
+        builder.add_answer(question)
     builder.add([EOS] * builder.room, END)
     return builder.row(prompt=length - response)

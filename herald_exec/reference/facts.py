@@ -1,16 +1,21 @@
 """What a haystack hides and what is asked about it: seven kinds of questions, each answered in several wordings.
 
-The wording of an answer is free (opener, form, verb, closer), its content is not. So a block takes several denoising
-steps, as in real use: with one fixed wording the trial's model finished blocks in one to four steps, and a single
-representative query found little but its own source token.
+The wording of an answer is free within narrow limits (opener, form, verb, closer), its content is not. So a block takes
+several denoising steps, as in real use: with one fixed wording the trial's model finished blocks in one to four steps,
+and a single representative query found little but its own source token. With much more freedom (values in any order,
+twenty frames) the first model mixed digits of several values. Training may begin with one wording each
+(``World.free`` false): then every masked position has one right token, and retrieval forms quickly.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import TypeVar
 
 from herald_exec.reference.filler import Filler
 from herald_exec.reference.vocabulary import Encoder
+
+_Form = TypeVar("_Form")
 
 ATTRIBUTES = [
     "code",
@@ -64,9 +69,9 @@ ACTIONS = ["opened", "closed", "moved", "copied", "deleted", "updated", "stored"
 LEVELS = ("INFO", "WARN", "ERROR", "DEBUG")
 SERVICES = ["cache", "server", "index", "table", "client", "queue", "store", "parser"]
 
-OPENERS = ("", " Sure:", " Well,", " According to the notes,", " As recorded above,")
-CLOSERS = (".", ", as noted above.", "; that is all.", ", and no more.")
-VERBS = ("is", "reads", "was given as")
+OPENERS = ("", " Sure:", " As recorded above,")
+CLOSERS = (".", ", as noted above.", "; that is all.")
+VERBS = ("is", "reads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +86,15 @@ class Question:
         Token ids of one right wording, without the end token.
     fields
         Texts that a right answer contains, each once: values, chain results, or the recited passage.
+    needed
+        For each token of ``answer``, whether it belongs to a field; the others are free wording.
     """
 
     task: str
     text: str
     answer: tuple[int, ...]
     fields: tuple[str, ...]
+    needed: tuple[bool, ...]
 
     @property
     def prompt(self) -> str:
@@ -113,6 +121,8 @@ class World:
         All choices come from it.
     single, double
         Words of one and of two tokens; 15% of name parts are of two.
+    free
+        Whether answers are worded freely; otherwise each kind has one wording.
     """
 
     rng: Random
@@ -120,6 +130,7 @@ class World:
     filler: Filler
     single: Sequence[str]
     double: Sequence[str]
+    free: bool = True
     facts: list[tuple[str, str, str]] = field(default_factory=list)
     _used: set[str] = field(default_factory=set)
 
@@ -139,18 +150,24 @@ class World:
                 return f"{first}{joint}{second}"
 
     def value(self) -> str:
-        """Five digits; always five, because the trial doubled digits when lengths varied."""
-        return str(self.rng.randrange(10000, 100000))
+        """Five different digits: each stands for its place, so none is doubled when an answer may start anywhere."""
+        digits = self.rng.sample("0123456789", 5)
+        return "".join(digits if digits[0] != "0" else digits[::-1])
 
     def _ids(self, text: str) -> tuple[int, ...]:
         return tuple(self.encoder(text))
 
     def _question(self, task: str, wordings: Sequence[str], answer: str, fields: Sequence[str]) -> Question:
-        return Question(task, self.rng.choice(wordings), self._ids(answer), tuple(fields))
+        ids, needed = self.encoder.marked(answer, fields)
+        return Question(task, self.rng.choice(wordings), ids, tuple(fields), needed)
+
+    def _worded(self, forms: Sequence[_Form]) -> _Form:
+        """One of the wordings of an answer."""
+        return self.rng.choice(forms) if self.free else forms[0]
 
     def _dressed(self, form: str) -> str:
         """A wording between an opener and a closer."""
-        return f"{self.rng.choice(OPENERS)} {form}{self.rng.choice(CLOSERS)}"
+        return f"{self._worded(OPENERS)} {form}{self._worded(CLOSERS)}"
 
     def _stated(self, attribute: str, name: str, value: str) -> str:
         return self.rng.choice(
@@ -172,13 +189,12 @@ class World:
         return Item("kv", (piece,), lambda: self._ask_fact(name, attribute, value))
 
     def _ask_fact(self, name: str, attribute: str, value: str) -> Question:
-        verb = self.rng.choice(VERBS)
-        form = self.rng.choice(
+        verb = self._worded(VERBS)
+        form = self._worded(
             (
                 f"the {attribute} of {name} {verb} {value}",
                 f"{name} has the {attribute} {value}",
                 f"for {name} the {attribute} {verb} {value}",
-                f"{value} is the {attribute} of {name}",
             )
         )
         wordings = (
@@ -190,21 +206,13 @@ class World:
         return self._question("kv", wordings, self._dressed(form), (value,))
 
     def ask_multi(self) -> Question:
-        """Two to four values at once (task ``multi``), listed in any order and in one of three styles."""
+        """Two to four values at once (task ``multi``), in the order asked, each worded in one of two ways."""
         chosen = self.rng.sample(self.facts, self.rng.randint(2, min(4, len(self.facts))))
         asked = [f"the {attribute} of {name}" for name, attribute, _ in chosen]
         joined = ", ".join(asked[:-1]) + f" and {asked[-1]}"
         wordings = (f"What are {joined}?", f"Give {joined}.", f"List {joined}.")
-        order = self.rng.sample(chosen, len(chosen))
-        style = self.rng.randrange(3)
-        if style == 0:
-            lines = [f" {name}: {value}" for name, _, value in order]
-            answer = ";".join(lines) + self.rng.choice(CLOSERS)
-        elif style == 1:
-            answer = "".join(f" - {attribute} of {name}: {value}\n" for name, attribute, value in order)
-        else:
-            answer = " " + ", and ".join(f"{name} has {value}" for name, _, value in order) + self.rng.choice(CLOSERS)
-        return self._question("multi", wordings, answer, [value for _, _, value in chosen])
+        said = [self._worded((f"{name}: {value}", f"{name} has {value}")) for name, _, value in chosen]
+        return self._question("multi", wordings, self._dressed("; ".join(said)), [value for _, _, value in chosen])
 
     def hop(self) -> Item:
         """A value behind one relation (task ``hop``): two pieces, neither of which holds both names."""
@@ -220,11 +228,10 @@ class World:
         pieces = (self._ids(link), self._ids(self._stated(attribute, second, value)))
 
         def ask() -> Question:
-            form = self.rng.choice(
+            form = self._worded(
                 (
-                    f"the {relation} of {first} is {second}, whose {attribute} {self.rng.choice(VERBS)} {value}",
+                    f"the {relation} of {first} is {second}, whose {attribute} {self._worded(VERBS)} {value}",
                     f"{first} has {second} as {relation}, so the {attribute} is {value}",
-                    f"the {relation} is {second} and the {attribute} of {second} is {value}",
                 )
             )
             wordings = (
@@ -243,11 +250,9 @@ class World:
         )
 
         def ask() -> Question:
-            target = self.rng.choice(("", " x =", " value =", " result ="))
-            form = self.rng.choice(
-                (f"check({name}, {value})", f"test({name} == {value})", f"set({name}={value})", f"({name}, {value})")
-            )
-            remark = self.rng.choice(("", " # from its definition", " # see above", " # constant"))
+            target = self._worded(("", " x =", " result ="))
+            form = self._worded((f"check({name}, {value})", f"test({name} == {value})", f"set({name}={value})"))
+            remark = self._worded(("", " # from its definition", " # see above"))
             wordings = (
                 f"Write a line of code with {name} and its value.",
                 f"Use {name} with its value in one line of code.",
@@ -265,10 +270,10 @@ class World:
         pairs = [("level", level), ("service", service), ("user", name), ("item", item), ("ms", duration)]
 
         def ask() -> Question:
-            order = self.rng.choice(((0, 1, 2, 3, 4), (2, 0, 1, 4, 3), (3, 4, 2, 1, 0)))
+            order = self._worded(((0, 1, 2, 3, 4), (2, 0, 1, 4, 3), (3, 4, 2, 1, 0)))
             body = ", ".join(f'"{pairs[index][0]}": "{pairs[index][1]}"' for index in order)
             wordings = (f"Convert the log line of {name} to JSON.", f"Give the log entry of {name} as JSON.")
-            answer = f"{self.rng.choice(('', ' Sure:', ' JSON:'))} {{{body}}}"
+            answer = f"{self._worded(('', ' Sure:', ' JSON:'))} {{{body}}}"
             return self._question("log", wordings, answer, [f'"{key}": "{value}"' for key, value in pairs])
 
         return Item("log", (self._ids(line),), ask)
@@ -307,7 +312,7 @@ class World:
                 told.append(f"plus {amount}")
             worked.append(f"{before} {operation} {amount} = {total}")
             results.append(str(total))
-        joint = self.rng.choice(("; ", ", then "))
-        answer = f"{self.rng.choice(OPENERS[:3])} {joint.join(worked)}. Result: {total}."
+        joint = self._worded(("; ", ", then "))
+        answer = f"{self._worded(OPENERS)} {joint.join(worked)}. Result: {total}."
         wording = ", ".join(told)
         return self._question("arith", (f"{wording}. Work it out step by step.",), answer, worked)

@@ -36,7 +36,8 @@ class Batch(NamedTuple):
 def make_batch(material: Material, seed: int, step: int, plan: BatchPlan) -> Batch:
     """The batch of one step."""
     draw = block_row if plan.kind == "block" else list_row
-    rows = [draw(material, Random(f"train/{seed}/{step}/{row}"), plan.length) for row in range(plan.rows)]
+    seeds = (f"train/{seed}/{step}/{row}" for row in range(plan.rows))
+    rows = [draw(material, Random(row_seed), plan.length, free=plan.free) for row_seed in seeds]
     return Batch(
         plan,
         np.stack([row.tokens for row in rows]),

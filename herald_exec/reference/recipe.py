@@ -9,11 +9,15 @@ from herald_pipeline.model import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """One step: ``kind`` ``block`` (block-causal, two noisy copies) or ``list`` (bidirectional), rows and length."""
+    """One step: ``kind`` ``block`` (block-causal, two noisy copies) or ``list`` (bidirectional), rows and length.
+
+    ``free`` says whether answers are worded freely.
+    """
 
     kind: str
     length: int
     rows: int
+    free: bool = True
 
     @property
     def tokens(self) -> int:
@@ -33,7 +37,8 @@ class Phase:
 class Recipe:
     """A whole run.
 
-    Progress, 0 to 1, is steps taken over ``steps``, or time over a limit where one is given: whichever is further.
+    Progress, 0 to 1, is steps taken over ``steps``, or time over a limit where one is given. ``peak`` is the factor of
+    the learning rates between warm-up and decay.
     """
 
     name: str
@@ -42,6 +47,7 @@ class Recipe:
     steps: int
     warmup_steps: int = 60
     decay_from: float = 0.6
+    peak: float = 1.0
     evaluation_contexts: tuple[int, ...] = (1024, 4096, 2048, 8064)
 
     def plan(self, step: int, progress: float) -> BatchPlan:
@@ -52,7 +58,7 @@ class Recipe:
     def rate(self, step: int, progress: float) -> float:
         """Factor of the learning rates: warm-up, constant, linear decay to zero."""
         warm = min(1.0, (step + 1) / self.warmup_steps)
-        return warm * min(1.0, max(0.0, (1.0 - progress) / (1.0 - self.decay_from)))
+        return self.peak * warm * min(1.0, max(0.0, (1.0 - progress) / (1.0 - self.decay_from)))
 
 
 def _reference() -> Recipe:
@@ -73,9 +79,25 @@ def _reference() -> Recipe:
 
 
 def _longer() -> Recipe:
-    """More of the last phase, from weights that already retrieve (``--from``)."""
-    base = _reference()
-    return replace(base, name="longer", phases=base.phases[-1:], steps=2500, decay_from=0.3)
+    """From weights that already retrieve (``--from``): long rows only, first with one wording of each answer.
+
+    Few lengths, because each costs twenty seconds of compilation.
+    """
+    longest, listed = BatchPlan("block", 8192, 8), BatchPlan("list", 1024, 64)
+    long = BatchPlan("block", 4096, 16)
+    sharp = replace(long, free=False)
+    return Recipe(
+        name="longer",
+        shape=catalogue.get("herald-ref"),
+        phases=(
+            Phase(0.22, (sharp,)),
+            Phase(0.30, (long, sharp)),
+            Phase(1.00, (long, listed, long, longest, long)),
+        ),
+        steps=2000,
+        decay_from=0.3,
+        peak=0.75,
+    )
 
 
 def _tiny() -> Recipe:

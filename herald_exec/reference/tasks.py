@@ -38,9 +38,9 @@ class Material:
     single: tuple[str, ...]
     double: tuple[str, ...]
 
-    def world(self, rng: Random) -> World:
+    def world(self, rng: Random, *, free: bool = True) -> World:
         """A fresh document's world."""
-        return World(rng, self.encoder, self.filler, self.single, self.double)
+        return World(rng, self.encoder, self.filler, self.single, self.double, free)
 
 
 def read_material(folder: Path, filler: Path) -> Material:

@@ -23,14 +23,14 @@ from herald_exec.reference.feed import Batch, Feed
 from herald_exec.reference.network import Network, dense_training_mask, flex_mask
 from herald_exec.reference.noise import block_masks, kind_weights, response_mask
 from herald_exec.reference.optimiser import Optimiser
-from herald_exec.reference.prepare import HELD_OUT_FILE, TRAIN_FILE
+from herald_exec.reference.prepare import HELD_OUT_FILE, TRAIN_FILE, VOCABULARY_FILES
 from herald_exec.reference.recipe import BatchPlan, Recipe, check_material
 from herald_exec.reference.tasks import TASKS, read_material
 from herald_pipeline.errors import ConfigError
 
 SHARD_BYTES = 12_000_000
 CHECKPOINT_AT = (0.5, 0.7, 0.85)
-SHIPPED_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "words.txt", HELD_OUT_FILE)
+SHIPPED_FILES = (*VOCABULARY_FILES, HELD_OUT_FILE)
 _LOG_EVERY = 20
 _CURVE = ("step", "progress", "seconds", "tokens", "kind", "length", "rate", "loss", "answer_loss", "blank_answer_loss")
 
@@ -211,6 +211,13 @@ class Trainer:
         if checkpoint.shape != replace(self.recipe.shape, name=checkpoint.shape.name):
             message = (
                 f"--from {folder}: its shape is not that of recipe {self.recipe.name!r}; train from the seed instead"
+            )
+            raise ConfigError(message)
+        known, read = ((place / "tokenizer.json").read_bytes() for place in (folder, self.options.data))
+        if known != read:
+            message = (
+                f"--from {folder}: its tokenizer.json is not that of {self.options.data}, so its weights read other "
+                f"words; make the data with: generate-data --vocabulary {folder}"
             )
             raise ConfigError(message)
         self.network.take(checkpoint.load(self.device, torch.float32).weights)

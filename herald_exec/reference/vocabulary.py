@@ -84,12 +84,32 @@ class Encoder:
         """Ids of an ASCII text without special tokens."""
         ids: list[int] = []
         for piece in self._split.findall(text):
-            known = self._cache.get(piece)
-            if known is None:
-                known = self.tokenizer.encode(piece, add_special_tokens=False).ids
-                self._cache[piece] = known
-            ids += known
+            ids += self._piece(piece)
         return ids
+
+    def _piece(self, piece: str) -> list[int]:
+        known = self._cache.get(piece)
+        if known is None:
+            known = self.tokenizer.encode(piece, add_special_tokens=False).ids
+            self._cache[piece] = known
+        return known
+
+    def marked(self, text: str, parts: Sequence[str]) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+        """Ids of a text, and for each whether its piece touches one of ``parts``, found in order (else anywhere)."""
+        spans, place = [], 0
+        for part in parts:
+            found = text.find(part, place)
+            found = text.find(part) if found < 0 else found
+            if found >= 0:
+                place = found + len(part)
+                spans.append((found, place))
+        ids: list[int] = []
+        flags: list[bool] = []
+        for match in self._split.finditer(text):
+            piece = self._piece(match.group())
+            ids += piece
+            flags += [any(match.start() < end and start < match.end() for start, end in spans)] * len(piece)
+        return tuple(ids), tuple(flags)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out."""

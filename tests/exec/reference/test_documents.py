@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from herald_exec.reference.documents import ANSWER, END, block_row, list_row
+from herald_exec.reference.documents import ANSWER, END, WORDING, block_row, list_row
 from herald_exec.reference.noise import KIND_WEIGHTS, block_masks, kind_weights, response_mask
 from herald_exec.reference.vocabulary import EOS
 
@@ -24,7 +24,8 @@ def test_a_row_fills_its_length(material, length):
 def test_end_tokens_follow_every_answer_to_the_end_of_its_block(material):
     for row in rows(material):
         assert np.array_equal(row.tokens == EOS, row.kinds == END)
-        ends = np.flatnonzero((row.kinds[:-1] == ANSWER) & (row.kinds[1:] != ANSWER)) + 1
+        answered = np.isin(row.kinds, (ANSWER, WORDING))
+        ends = np.flatnonzero(answered[:-1] & ~answered[1:]) + 1
         for end in ends:
             stop = end // 32 * 32 + 32
             assert set(row.kinds[end:stop]) == {END}
@@ -34,9 +35,10 @@ def test_end_tokens_follow_every_answer_to_the_end_of_its_block(material):
 def test_most_answers_start_a_block_and_answers_are_a_fair_share_of_tokens(material):
     starts, answers, total = [], 0, 0
     for row in rows(material, 60):
-        begins = np.flatnonzero((row.kinds[1:] == ANSWER) & (row.kinds[:-1] != ANSWER)) + 1
+        answered = np.isin(row.kinds, (ANSWER, WORDING))
+        begins = np.flatnonzero(answered[1:] & ~answered[:-1]) + 1
         starts += (begins % 32).tolist()
-        answers, total = answers + int((row.kinds == ANSWER).sum()), total + len(row.kinds)
+        answers, total = answers + int(answered.sum()), total + len(row.kinds)
     assert 0.6 < sum(start == 0 for start in starts) / len(starts) < 0.85
     assert 0.12 < answers / total < 0.4
 
@@ -51,9 +53,19 @@ def test_a_list_row_ends_in_a_response_of_answers_and_end_tokens(material):
     for seed in range(20):
         row = list_row(material, Random(seed), 512)
         assert len(row.tokens) == 512
-        assert set(row.kinds[row.prompt :]) <= {ANSWER, END}
+        assert set(row.kinds[row.prompt :]) <= {ANSWER, END, WORDING}
         assert row.kinds[-1] == END
         assert ANSWER not in row.kinds[: row.prompt]
+
+
+def test_without_freedom_every_question_has_one_wording(material):
+    world = material.world(Random(5), free=False)
+    items = [world.fact() for _ in range(3)]
+    answers = {world.encoder.decode(items[0].ask().answer) for _ in range(20)}
+    free = material.world(Random(5))
+    item = free.fact()
+    assert len(answers) == 1
+    assert len({free.encoder.decode(item.ask().answer) for _ in range(60)}) > 10
 
 
 def test_the_second_copy_mostly_shows_what_the_first_hides():
@@ -76,5 +88,5 @@ def test_only_responses_are_masked_in_a_bidirectional_step():
 
 
 def test_weights_follow_kinds():
-    kinds = torch.tensor([[0, 1, 2, 3]], dtype=torch.uint8)
-    assert kind_weights(kinds)[0].tolist() == pytest.approx([KIND_WEIGHTS[kind] for kind in range(4)])
+    kinds = torch.tensor([[0, 1, 2, 3, 4]], dtype=torch.uint8)
+    assert kind_weights(kinds)[0].tolist() == pytest.approx([KIND_WEIGHTS[kind] for kind in range(5)])

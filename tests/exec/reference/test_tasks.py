@@ -1,14 +1,23 @@
 """Samples: reproducible, of exact length, answerable from their own haystack."""
 
 import itertools
+from random import Random
 
 import pytest
 
 from herald_exec.reference import read_shipped_material
 from herald_exec.reference.scoring import score_sample
-from herald_exec.reference.tasks import MAX_ANSWER_TOKENS, TASKS, draw_sample, draw_samples
+from herald_exec.reference.tasks import MAX_ANSWER_TOKENS, TASKS, draw_item, draw_sample, draw_samples
 from herald_exec.reference.vocabulary import EOS, MASK, PAD
 from herald_pipeline.errors import ConfigError
+
+
+def draw_question(material, task, seed):
+    world = material.world(Random(seed))
+    items = [draw_item(world, name) for name in ("kv", "kv", "kv")]
+    if task == "arith":
+        return world.ask_arithmetic()
+    return world.ask_multi() if task == "multi" else [*items, draw_item(world, task)][-1].ask()
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -54,6 +63,25 @@ def test_a_right_answer_with_its_end_token_fits_the_tasks_blocks(task):
 def test_the_same_seed_gives_the_same_sample_and_another_seed_another(material):
     assert draw_sample(material, "hop", 512, 3) == draw_sample(material, "hop", 512, 3)
     assert draw_sample(material, "hop", 512, 3).prompt != draw_sample(material, "hop", 512, 4).prompt
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_tokens_marked_as_needed_are_those_of_the_fields(material, task):
+    for sample in draw_samples(material, task, 512, 6):
+        question = draw_question(material, task, sample.seed)
+        said = [token for token, needed in zip(question.answer, question.needed, strict=True) if needed]
+        assert len(question.needed) == len(question.answer)
+        text = "".join(material.encoder.decode(said).split())
+        wanted = ["".join(field.split()) for field in question.fields]
+        assert all(field in text for field in wanted)
+        # Punctuation that a piece shares with a field comes with it; nothing else does.
+        assert len(text) <= len("".join(wanted)) + 2 * len(wanted)
+
+
+def test_a_value_is_five_different_digits_and_begins_with_none_that_vanishes(material):
+    world = material.world(Random(0))
+    values = [world.value() for _ in range(500)]
+    assert all(len(set(value)) == 5 and value.isdigit() and int(value) >= 10_000 for value in values)
 
 
 def test_several_values_are_asked_of_facts_that_the_haystack_holds(material):

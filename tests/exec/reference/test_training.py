@@ -162,3 +162,13 @@ def test_a_checkpoint_of_another_shape_is_no_start(recipe, data, tmp_path):
     other = replace(recipe, shape=replace(recipe.shape, num_layers=3))
     with pytest.raises(ConfigError, match="its shape is not that of recipe 'tiny'"):
         run(other, data, tmp_path / "second", start=tmp_path / "first")
+
+
+def test_weights_do_not_go_on_with_another_vocabulary(recipe, data, tmp_path):
+    """A new tokenizer gives the same ids to other words, which no shape check would notice."""
+    started = tmp_path / "started"
+    run(replace(recipe, steps=1), data, started)
+    run(replace(recipe, steps=1), data, tmp_path / "more", start=started)
+    (started / "tokenizer.json").write_text((started / "tokenizer.json").read_text() + "\n")
+    with pytest.raises(ConfigError, match="generate-data --vocabulary"):
+        run(replace(recipe, steps=1), data, tmp_path / "other", start=started)
