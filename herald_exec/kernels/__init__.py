@@ -26,19 +26,26 @@ except ImportError as error:
 from . import reference
 from .bandwidth import memcpy_gb_s, peak_gflops, pool_read_gb_s, read_bandwidth_gb_s
 from .dispatch import active_tier, capabilities, set_tier, tier_names, usable_tiers
+from .int8_keys import Int8Keys
 from .selection import Draft, Selection, SelectOptions, gather, kernel_kind, select, topk
 from .store import PAGE_TOKENS, FlatKV, PagedKV, as_storage, from_float32, storage_dtype, to_float32
+from .tuning import GatherTuning, Tuning, default_gather_tuning, default_tuning
 
 __all__ = [
     "PAGE_TOKENS",
     "Draft",
     "FlatKV",
+    "GatherTuning",
+    "Int8Keys",
     "PagedKV",
     "SelectOptions",
     "Selection",
+    "Tuning",
     "active_tier",
     "as_storage",
     "capabilities",
+    "default_gather_tuning",
+    "default_tuning",
     "from_float32",
     "gather",
     "kernel_kind",

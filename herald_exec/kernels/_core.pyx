@@ -15,10 +15,18 @@ cdef extern from "herald.h" nogil:
         int64_t tile_bytes, head_bytes, slot_bytes, layer_bytes, capacity
         int dtype, head_dim, num_heads, num_slots, num_layers
 
+    ctypedef struct herald_tuning:
+        int distance, streams, late, turned, tiles, warm
+
+    ctypedef struct herald_gather_tuning:
+        int ahead, level, scattered, streaming
+
     ctypedef struct herald_select_args:
         const herald_tier *tier
         const herald_kv *kv
         const herald_kv *draft
+        const herald_kv *keys8
+        double candidates
         int64_t layer, draft_layer, rows
         const int64_t *slots
         const int64_t *lengths
@@ -28,7 +36,8 @@ cdef extern from "herald.h" nogil:
         const float *queries
         const float *self_k
         const float *self_v
-        int x, num_heads, pv, key_only, smoothing, paper_like, prefetch_tiles
+        int x, num_heads, pv, key_only, smoothing, paper_like
+        herald_tuning tuning
         int64_t max_k
         float *output
         int32_t *indices
@@ -48,6 +57,7 @@ cdef extern from "herald.h" nogil:
         const int32_t *counts
         char *out_k
         char *out_v
+        herald_gather_tuning tuning
         int threads
 
     int herald_num_tiers()
@@ -59,6 +69,8 @@ cdef extern from "herald.h" nogil:
     int herald_kind_for(const herald_tier *tier, int rows, int dtype, int head_dim, int pv)
     int herald_default_threads()
     int herald_select(const herald_select_args *args)
+    void herald_quantise(const herald_kv *kv, const herald_kv *keys8, int64_t layer, int64_t slot, int64_t start,
+                         int64_t stop, int threads)
     void herald_gather(const herald_gather_args *args)
     size_t herald_topk_scratch_bytes(int64_t length)
     int64_t herald_topk(const herald_tier *tier, const float *values, int64_t length, int64_t k, char *scratch,
@@ -120,10 +132,10 @@ def unmap_memory(uintptr_t address, size_t nbytes):
         herald_unmap(<void *> address, nbytes)
 
 
-def select(int tier, View kv, View draft, int64_t layer, int64_t draft_layer, int64_t[::1] slots, int64_t[::1] lengths,
+def select(int tier, View kv, View draft, View keys8, double candidates, int64_t layer, int64_t draft_layer, int64_t[::1] slots, int64_t[::1] lengths,
            int64_t[::1] budgets, int64_t[::1] draft_slots, int64_t[::1] draft_lengths, float[:, :, :, ::1] queries,
            float[:, :, :, ::1] self_k, float[:, :, :, ::1] self_v, int pv, int key_only, int smoothing,
-           int paper_like, int prefetch_tiles, int threads, float[:, :, :, ::1] output, int32_t[:, :, ::1] indices,
+           int paper_like, tuple tuning, int threads, float[:, :, :, ::1] output, int32_t[:, :, ::1] indices,
            int32_t[:, ::1] counts, uint8_t[:, ::1] status, float[:, :, ::1] importance, double[::1] phase_seconds):
     cdef herald_select_args args
     cdef int failed
@@ -132,6 +144,8 @@ def select(int tier, View kv, View draft, int64_t layer, int64_t draft_layer, in
     args.tier = herald_tier_get(tier)
     args.kv = &kv.kv
     args.draft = &draft.kv if draft is not None else NULL
+    args.keys8 = &keys8.kv if keys8 is not None else NULL
+    args.candidates = candidates
     args.layer, args.draft_layer, args.rows = layer, draft_layer, queries.shape[0]
     args.slots, args.lengths, args.budgets = &slots[0], &lengths[0], &budgets[0]
     args.draft_slots = &draft_slots[0] if draft_slots is not None else NULL
@@ -141,7 +155,9 @@ def select(int tier, View kv, View draft, int64_t layer, int64_t draft_layer, in
     args.self_v = &self_v[0, 0, 0, 0] if self_v is not None else NULL
     args.x, args.num_heads = <int> queries.shape[1], <int> queries.shape[2]
     args.pv, args.key_only, args.smoothing = pv, key_only, smoothing
-    args.paper_like, args.prefetch_tiles, args.threads = paper_like, prefetch_tiles, threads
+    args.paper_like, args.threads = paper_like, threads
+    args.tuning.distance, args.tuning.streams, args.tuning.late = tuning[0], tuning[1], tuning[2]
+    args.tuning.turned, args.tuning.tiles, args.tuning.warm = tuning[3], tuning[4], tuning[5]
     args.max_k = indices.shape[2]
     args.output, args.counts, args.status = &output[0, 0, 0, 0], &counts[0, 0], &status[0, 0]
     args.indices = &indices[0, 0, 0] if indices.shape[2] > 0 else NULL
@@ -153,8 +169,13 @@ def select(int tier, View kv, View draft, int64_t layer, int64_t draft_layer, in
     return failed == 0
 
 
+def quantise(View kv, View keys8, int64_t layer, int64_t slot, int64_t start, int64_t stop, int threads):
+    with nogil:
+        herald_quantise(&kv.kv, &keys8.kv, layer, slot, start, stop, threads)
+
+
 def gather(int tier, View kv, int64_t layer, int64_t[::1] slots, int32_t[:, :, ::1] indices, int32_t[:, ::1] counts,
-           uintptr_t out_k, uintptr_t out_v, int threads):
+           uintptr_t out_k, uintptr_t out_v, tuple tuning, int threads):
     cdef herald_gather_args args
     if indices.shape[0] == 0 or indices.shape[2] == 0:
         return
@@ -163,6 +184,8 @@ def gather(int tier, View kv, int64_t layer, int64_t[::1] slots, int32_t[:, :, :
     args.layer, args.rows, args.max_k = layer, indices.shape[0], indices.shape[2]
     args.slots, args.indices, args.counts = &slots[0], &indices[0, 0, 0], &counts[0, 0]
     args.out_k, args.out_v, args.threads = <char *> out_k, <char *> out_v, threads
+    args.tuning.ahead, args.tuning.level = tuning[0], tuning[1]
+    args.tuning.scattered, args.tuning.streaming = tuning[2], tuning[3]
     with nogil:
         herald_gather(&args)
 

@@ -10,7 +10,7 @@ import os
 import platform
 import statistics
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from .bandwidth import memcpy_gb_s, peak_gflops, pool_read_gb_s
 from .dispatch import active_tier, capabilities, set_tier, usable_tiers
 from .selection import Selection, SelectOptions, gather, kernel_kind, select, topk
 from .store import PagedKV
+from .tuning import Tuning, default_tuning
 
 GROUP, KV_HEADS, HEAD_DIM, BUDGET = 4, 4, 128, 0.05
 QUERIES = (1, 2, 4, 8, 16, 32)
@@ -138,7 +139,7 @@ def plan(threads: int, tiers: list[str], queries: tuple[int, ...] = QUERIES) -> 
     if "avx512bf16" in tiers:
         found.append(Variant("avx512bf16 x=1, bf16 PV", "avx512bf16", 1, threads, SelectOptions(pv="bf16")))
     found += [
-        Variant(f"{best} x=1, prefetch {pages}", best, 1, threads, SelectOptions(prefetch_pages=pages))
+        Variant(f"{best} x=1, prefetch {pages}", best, 1, threads, SelectOptions(tuning=Tuning(distance=2 * pages)))
         for pages in (0, 1, 2, 4)
     ]
     return found
@@ -181,7 +182,7 @@ def _row(variant: Variant, context: int, roofs: dict[str, dict[str, float]]) -> 
         "rows": variant.rows,
         "paper_like": variant.options.paper_like,
         "key_only": variant.options.key_only,
-        "prefetch_pages": variant.options.prefetch_pages,
+        "tuning": asdict(variant.options.tuning or default_tuning()),
         "gb_s": gb_s,
         "gb_s_samples": [round(value, 3) for value in variant.gb_s],
         "of_read_ceiling": statistics.median(variant.of_ceiling),

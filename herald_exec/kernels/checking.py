@@ -10,11 +10,21 @@ from typing import Any
 import numpy as np
 
 from . import reference
-from .comparison import BF16_P, BF16_PV, FP32_P, Comparison, Tolerance, compare
+from .comparison import BF16_P, BF16_PV, FP32_P, KEYS8, Comparison, Tolerance, compare
 from .dispatch import active_tier, set_tier, usable_tiers
+from .int8_keys import Int8Keys
 from .selection import Draft, SelectOptions, gather, kernel_kind, select, topk
 from .store import FlatKV, PagedKV, from_float32, storage_dtype
+from .tuning import Tuning
 
+#: Each way that changes which code runs.
+TUNINGS = (
+    Tuning(),
+    Tuning(distance=1),
+    Tuning(distance=4, streams=4, turned=True),
+    Tuning(distance=2, streams=2, late=True, tiles=True),
+    Tuning(turned=True, tiles=True, warm=64),
+)
 EDGE_SIZES = (1, 2, 3, 5, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 127, 129, 255, 257)
 
 
@@ -32,6 +42,7 @@ class Case:
     draft: tuple[int, ...] | None = None
     own_key: bool = False
     flat: bool = False
+    keys8: bool = False
     score_scale: float = 1.0
     poison: str = ""
     options: SelectOptions = field(default_factory=SelectOptions)
@@ -43,7 +54,7 @@ class Case:
             f"S={list(self.lengths)} k={list(self.budget)} d={self.head_dim} G={self.group} x={self.x}",
             self.dtype,
         ]
-        parts += [name for name in ("own_key", "flat", "poison") if getattr(self, name)]
+        parts += [name for name in ("own_key", "flat", "keys8", "poison") if getattr(self, name)]
         if self.draft:
             parts.append(f"draft={list(self.draft)}")
         return " ".join([*parts, str(self.options)])
@@ -81,6 +92,8 @@ def _store(case: Case, rng: np.random.Generator) -> PagedKV | FlatKV:
 def tolerance_of(case: Case) -> Tolerance:
     """What the active tier owes for this case."""
     rows = case.x * case.group
+    if case.keys8:
+        return KEYS8
     if kernel_kind(rows, case.dtype, case.head_dim, case.options.pv) == "amx":
         return BF16_P
     dots = active_tier() in ("avx512bf16", "amx") and case.dtype == "bf16" and case.options.pv != "f32" and rows < 16
@@ -106,12 +119,38 @@ def run_case(case: Case) -> Comparison:
         own = (rng.standard_normal(shape).astype(np.float32), rng.standard_normal(shape).astype(np.float32))
     slots, lengths, budget = np.arange(rows), np.array(case.lengths), np.array(case.budget)
     options = replace(case.options, keep_importance=True)
+    keys8 = None
+    if case.keys8 and isinstance(store, PagedKV):
+        keys8 = Int8Keys(store)
+        for row, length in enumerate(case.lengths):
+            keys8.update(layer, row, 0, length // 2)
+            keys8.update(layer, row, length // 2, length)
     found = select(
-        store, layer, slots, lengths, queries, budget, draft=draft, extra_kv=own, options=options, threads=case.threads
+        store,
+        layer,
+        slots,
+        lengths,
+        queries,
+        budget,
+        draft=draft,
+        extra_kv=own,
+        keys8=keys8,
+        options=options,
+        threads=case.threads,
     )
-    tiles = kernel_kind(case.x * case.group, case.dtype, case.head_dim, options.pv) == "amx"
+    tiles = not case.keys8 and kernel_kind(case.x * case.group, case.dtype, case.head_dim, options.pv) == "amx"
     expected = reference.select(
-        store, layer, slots, lengths, queries, budget, draft=draft, extra_kv=own, options=options, bf16_queries=tiles
+        store,
+        layer,
+        slots,
+        lengths,
+        queries,
+        budget,
+        draft=draft,
+        extra_kv=own,
+        keys8=case.keys8,
+        options=options,
+        bf16_queries=tiles,
     )
     result = compare(found, expected, lengths, tolerance_of(case))
     shape = (*found.indices.shape, case.head_dim)
@@ -160,8 +199,17 @@ def cases() -> Iterator[Case]:
         yield Case((333, 2100), (20, 100), x=x, flat=True)
         for poison in ("nan", "inf", "huge", "denormal"):
             yield Case((100, 700), (9, 50), x=x, poison=poison)
-    for prefetch_pages in (0, 1, 4):
-        yield Case((777,), (50,), options=SelectOptions(prefetch_pages=prefetch_pages))
+    for x in (1, 5):
+        for head_dim in (8, 40, 128, 256):
+            yield Case((0, 1, 65, 700), (5, 1, 7, 60), x=x, head_dim=head_dim, keys8=True)
+        yield Case((333, 2100), (20, 100), x=x, keys8=True, draft=(30, 0), own_key=True)
+        yield Case((100, 700), (9, 50), x=x, keys8=True, poison="nan")
+        yield Case((100, 700), (9, 50), x=x, keys8=True, poison="inf")
+    yield Case((300,), (400,), keys8=True, dtype="fp16", head_dim=64)
+    yield Case((300,), (30,), keys8=True, dtype="fp32", group=7, options=SelectOptions(candidates=1.0))
+    for tuning in TUNINGS:
+        yield Case((777, 64), (50, 9), options=SelectOptions(tuning=tuning))
+        yield Case((777, 64), (50, 9), group=3, x=3, options=SelectOptions(tuning=tuning))
 
 
 def adversarial_rows(length: int = 20_000) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:

@@ -35,6 +35,42 @@ def round_to_bf16(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     return to_float32(from_float32(values, "bf16"), "bf16")
 
 
+def quantised(k: Float64) -> Float64:
+    """Rows of K as 8-bit keys hold them: their own scale times whole numbers of -127 .. 127.
+
+    The division is defined in fp32: elements half-way between two numbers are common in bf16.
+    """
+    single = k.astype(np.float32)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        most = np.abs(single).max(-1, keepdims=True)
+        whole = np.where(most > 0, np.rint(single * (np.float32(127) / most)), np.float32(0)).astype(np.float64)
+        scale = (most / np.float32(127)).astype(np.float64)
+        return whole * scale + scale * 0
+
+
+Probability = tuple[int, int, Float64, Float64]
+
+
+def _score_again(
+    importance: Float64, rows: list[Probability], scores: list[Float64], budget: int, candidates: float
+) -> list[Probability]:
+    """8-bit probabilities with those of the candidates replaced; ``importance`` is replaced there in place.
+
+    ``scores`` hold a row's exact scores; its 8-bit ones follow from the probabilities and are needed only as ratios.
+    """
+    length = len(importance)
+    chosen = topk(importance, min(length, int(np.ceil(budget * candidates))))
+    importance[chosen] = 0
+    again = []
+    for (i, head, p, values), (rounded, exact) in zip(rows, zip(scores[1::2], scores[::2], strict=True), strict=True):
+        new = p.copy()
+        new[chosen] = p[chosen] * np.exp(exact[chosen] - rounded[chosen])
+        new /= new.sum()
+        importance[chosen] += new[chosen]
+        again.append((i, head, new, values))
+    return again
+
+
 def select(
     store: Store,
     layer: int,
@@ -45,12 +81,14 @@ def select(
     *,
     draft: Draft | None = None,
     extra_kv: tuple[Any, Any] | None = None,
+    keys8: bool = False,
     options: SelectOptions | None = None,
     bf16_queries: bool = False,
 ) -> Selection:
     """What :func:`herald_exec.kernels.select` computes, in float64; importance is always kept.
 
-    ``bf16_queries`` rounds the scaled queries once to bf16, as the matrix-tile tier must: its exact definition.
+    ``keys8`` selects by 8-bit keys as :mod:`.int8_keys` describes. ``bf16_queries`` rounds the scaled queries once to
+    bf16, as the matrix-tile tier must: its exact definition.
     """
     options = options or SelectOptions()
     q = np.asarray(queries.float().numpy() if hasattr(queries, "float") else queries, np.float32)
@@ -72,6 +110,7 @@ def select(
     for row in range(rows):
         length = int(lengths[row])
         k, v = _rows(store, layer, int(slots[row]), length)
+        rounded = quantised(k) if keys8 else k
         seen_k, seen_v = k, v
         if draft is not None:
             at = layer if draft.layer is None else draft.layer
@@ -80,6 +119,7 @@ def select(
         for head in range(store.num_kv_heads):
             importance = np.zeros(length)
             probabilities = []
+            exact_scores: list[Float64] = []
             with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
                 for i in range(x):
                     keys, values = seen_k[:, head], seen_v[:, head]
@@ -90,15 +130,25 @@ def select(
                         continue
                     for g in range(group):
                         scores = keys @ base2[row, i, head * group + g]
+                        exact_scores.append(scores[:length])
+                        if keys8:
+                            scores = np.concatenate(
+                                [rounded[:, head] @ base2[row, i, head * group + g], scores[length:]]
+                            )
+                            exact_scores.append(scores[:length])
                         p = np.exp(scores - scores.max())
                         p /= p.sum()
                         importance += p[:length]
                         probabilities.append((i, head * group + g, p, values))
             if options.smoothing > 1:
                 importance = smooth(importance, options.smoothing)
+            if keys8:
+                probabilities = _score_again(
+                    importance, probabilities, exact_scores, int(budget[row]), options.candidates
+                )
             chosen = topk(importance, int(budget[row]))
             for i, query_head, p, values in probabilities:
-                if options.key_only:
+                if options.key_only or keys8:
                     seen = np.concatenate([chosen, np.arange(length, len(p))])
                     weights, values = p[seen], values[seen]
                     total = weights.sum()

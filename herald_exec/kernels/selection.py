@@ -10,7 +10,9 @@ from herald_pipeline.errors import CapacityError, ConfigError, check_number, unk
 
 from . import _core
 from .dispatch import tier_index
+from .int8_keys import Int8Keys, check_keys8
 from .store import DTYPES, FlatKV, PagedKV, as_storage, to_float32
+from .tuning import GatherTuning, Tuning, default_gather_tuning, default_tuning
 
 Store = PagedKV | FlatKV
 _PV = {"auto": 0, "f32": 1, "bf16": 2}
@@ -35,9 +37,10 @@ class SelectOptions:
         Return the ranked values, ``[rows, kv_heads, longest length]``.
     paper_like
         Raw scores kept, a second exponential pass, a min-heap: the baseline of the benchmark.
-    prefetch_pages
-        Pages fetched ahead by software; ``None`` takes the vendor's default (2 on Intel, where it brings a factor of
-        1.4, none on AMD, where it halves the speed).
+    candidates
+        With 8-bit keys: times the budget that are scored again from K, 1 or more.
+    tuning
+        Prefetch and where scores are computed; ``None`` is the processor's default.
     """
 
     pv: str = "auto"
@@ -45,7 +48,8 @@ class SelectOptions:
     smoothing: int = 1
     keep_importance: bool = False
     paper_like: bool = False
-    prefetch_pages: int | None = None
+    candidates: float = 2.0
+    tuning: Tuning | None = None
 
     def __post_init__(self) -> None:
         if self.pv not in _PV:
@@ -53,10 +57,7 @@ class SelectOptions:
         problem = check_number(self.smoothing, "smoothing", minimum=1, maximum=1025, integer=True)
         if problem is None and self.smoothing % 2 == 0:
             problem = f"smoothing must be odd (a window around each position), got {self.smoothing}"
-        if self.prefetch_pages is not None:
-            problem = problem or check_number(
-                self.prefetch_pages, "prefetch_pages", minimum=0, maximum=64, integer=True
-            )
+        problem = problem or check_number(self.candidates, "candidates", minimum=1, maximum=1000)
         if self.paper_like and self.key_only:
             problem = problem or "paper_like is the paper's kernel, which reads V; drop key_only or paper_like"
         if problem:
@@ -211,6 +212,7 @@ def select(
     *,
     draft: Draft | None = None,
     extra_kv: tuple[Any, Any] | None = None,
+    keys8: Int8Keys | None = None,
     options: SelectOptions | None = None,
     threads: int | None = None,
     measure: bool = False,
@@ -232,6 +234,9 @@ def select(
     draft, extra_kv
         Rows that take part in attention only: a drafted block, and each query's own key and value
         ``[rows, x, kv_heads, head_dim]``.
+    keys8
+        8-bit keys of the same pool: they are scanned instead of K (:mod:`.int8_keys` says what stays exact). The
+        output then comes from the selected entries, as with ``key_only``.
     threads
         At most this many; ``None`` is every CPU that affinity and the cgroup's quota allow.
     measure
@@ -279,6 +284,8 @@ def select(
         tier_index(),
         store.view,
         extra.view,
+        check_keys8(keys8, store, refused=options.paper_like or options.smoothing > 1),
+        options.candidates,
         layer,
         extra.layer,
         slot_of,
@@ -293,7 +300,7 @@ def select(
         int(options.key_only),
         options.smoothing,
         int(options.paper_like),
-        -1 if options.prefetch_pages is None else options.prefetch_pages,
+        (options.tuning or default_tuning()).numbers(),
         check_threads(threads),
         output,
         indices,
@@ -317,6 +324,7 @@ def gather(
     out_v: Any,
     *,
     threads: int | None = None,
+    tuning: GatherTuning | None = None,
 ) -> None:
     """Copy the selected rows of K and V into contiguous buffers, ascending; rows beyond a count become zeros.
 
@@ -356,6 +364,7 @@ def gather(
         np.ascontiguousarray(selection.counts),
         buffers[0].ctypes.data,
         buffers[1].ctypes.data,
+        (tuning or default_gather_tuning()).numbers(),
         check_threads(threads),
     )
 

@@ -178,7 +178,8 @@ class PagedKV:
         _ = self.pages
         return self._view
 
-    def _check_place(self, layer: int, slot: int, start: int, stop: int) -> None:
+    def check_place(self, layer: int, slot: int, start: int, stop: int) -> None:
+        """Refuse a layer, slot or range of positions that the pool does not have."""
         if not 0 <= layer < self.num_layers:
             message = f"layer must be in 0..{self.num_layers - 1}, got {layer}"
             raise ConfigError(message)
@@ -210,7 +211,7 @@ class PagedKV:
                     f"(tokens, kv_heads, head_dim), got {list(array.shape)}"
                 )
                 raise ConfigError(message)
-        self._check_place(layer, slot, start, start + tokens)
+        self.check_place(layer, slot, start, start + tokens)
         pages = self.pages[layer, slot]
         for which, array in enumerate(arrays):
             at, position = 0, start
@@ -229,7 +230,7 @@ class PagedKV:
 
     def read(self, layer: int, slot: int, start: int, stop: int) -> tuple[Array, Array]:
         """Copies of K and V of positions ``[start, stop)``: ``[tokens, kv_heads, head_dim]`` in the storage dtype."""
-        self._check_place(layer, slot, start, stop)
+        self.check_place(layer, slot, start, stop)
         first, last = start // PAGE_TOKENS, -(-stop // PAGE_TOKENS)
         found = []
         for which in (0, 1):

@@ -15,7 +15,7 @@ import time
 import numpy as np
 
 from herald_exec import kernels
-from herald_exec.kernels.checking import EDGE_SIZES, Case, run_case
+from herald_exec.kernels.checking import EDGE_SIZES, TUNINGS, Case, run_case
 from herald_exec.kernels.selection import SelectOptions
 
 
@@ -39,7 +39,7 @@ def random_case(rng: np.random.Generator, seed: int) -> Case:
         key_only=key_only,
         smoothing=int(rng.choice([1, 1, 3, 7])),
         paper_like=not key_only and bool(rng.random() < 0.1),
-        prefetch_pages=int(rng.integers(0, 4)),
+        tuning=TUNINGS[rng.integers(len(TUNINGS))],
     )
     flat = bool(rng.random() < 0.2)
     return Case(

@@ -116,7 +116,7 @@ static void FN(attend_dot)(const herald_attend *args) {
         FN(attend_few)(args);
         return;
     }
-    int64_t stride = 2 * (int64_t)dim, ahead_bytes = args->prefetch_tiles * args->stream.tile_bytes;
+    int64_t stride = 2 * (int64_t)dim, ahead_bytes = (args->tuning.distance + 1) / 2 * args->stream.tile_bytes;
     char *scratch = args->scratch;
     float *q = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(rows * dim));
     float *o = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(rows * dim));
@@ -130,7 +130,9 @@ static void FN(attend_dot)(const herald_attend *args) {
         const char *k = args->stream.k + tile * args->stream.tile_bytes;
         const char *v = args->stream.v + tile * args->stream.tile_bytes;
         float *p = (float *)(args->p + (args->keep_p ? (size_t)tile * FN(p_tile_few)(rows) : 0));
-        FN(qk_few)(k, stride, n, q, chunks, rows, 1, p, ahead_bytes ? k + ahead_bytes : NULL);
+        FN(qk_few)(k, stride, n, q, chunks, rows, 1, p,
+                   prefetch_of(ahead_bytes ? k + ahead_bytes : NULL, HERALD_TILE * stride,
+                               HERALD_TILE / QK_KEYS * chunks, args->tuning.streams));
         int rescale = FN(softmax_few)(p, n, rows, args->m, args->l, scale);
         if (args->keep_p) memcpy(args->p_max + tile * rows, args->m, sizeof(float) * (size_t)rows);
         if (!args->output) continue;

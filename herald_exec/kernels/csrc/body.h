@@ -13,6 +13,16 @@
 
 #define CHUNK_FLOATS (2 * W) /* one load of bf16: W even and W odd elements */
 #define SUB_TILE 32
+#ifndef TURNED_ROWS /* the other shape of a PV pass */
+#define TURNED_ROWS PV_ROWS
+#define TURNED_CHUNKS PV_CHUNKS
+#endif
+/* A tier with matrix tiles may score few rows on them: START gives NULL where it does not, QK whether it did this tile. */
+#ifndef START_TILES
+#define START_TILES(args, scratch) NULL
+#define QK_TILES(args, tiles, k, n, p, ahead) 0
+#define STOP_TILES() ((void)0)
+#endif
 
 /* 2^x for x <= 0; below 2^-100 it is 0, so that no denormal slows the products. Relative error 2e-7; NaN stays. */
 INLINE vf vf_exp2(vf x) {
@@ -46,6 +56,26 @@ INLINE void prefetch_bytes(const char *from, int64_t bytes) {
         __builtin_prefetch(from + i, 0, 2);
 }
 #define CHUNK_BYTES(bf16) ((bf16) ? 4 * W : 8 * W)
+
+/* What is asked for between two steps of arithmetic: `lines` cache lines, `apart` bytes from one to the next; a step later
+ * the same `step` bytes on. Lines that follow each other are one stream; lines a page apart are several at once, of which
+ * each has its own hardware prefetcher. No lines: nothing. */
+typedef struct {
+    const char *from;
+    int64_t lines, apart, step;
+} prefetch;
+
+/* `bytes` from `from` on over `steps` steps, as `streams` streams (each taking its share of the bytes). */
+INLINE prefetch prefetch_of(const char *from, int64_t bytes, int64_t steps, int streams) {
+    int64_t lines = (bytes / 64 + steps - 1) / steps;
+    prefetch found = {from, from ? lines : 0, 64, lines * 64};
+    if (streams > 1 && lines > 1) found.apart = bytes / lines, found.step = 64;
+    return found;
+}
+INLINE void prefetch_step(prefetch ahead, int64_t step) {
+    const char *at = ahead.from + step * ahead.step;
+    for (int64_t line = 0; line < ahead.lines; line++, at += ahead.apart) __builtin_prefetch(at, 0, 2);
+}
 
 /* count rows of head_dim elements to fp32 rows of `stride` floats, zero beyond head_dim. */
 static void FN(widen)(const char *from, int dtype, int head_dim, int count, float *to, int stride) {
@@ -92,16 +122,15 @@ static void FN(unpack)(const float *from, int rows, int head_dim, int padded, in
 }
 
 INLINE void qk_rows(const char *k, int64_t stride, int n, const float *q, int chunks, int rows, int bf16, float *s,
-                    const char *ahead) {
-    for (int j = 0; j < n; j += QK_KEYS) {
+                    prefetch ahead) {
+    for (int j = 0, step = 0; j < n; j += QK_KEYS) {
         const char *key[QK_KEYS]; /* a tail repeats the last key: its extra scores are masked later */
         for (int i = 0; i < QK_KEYS; i++) key[i] = k + (j + i < n ? j + i : n - 1) * stride;
         vf acc[QK_KEYS * 4];
         for (int i = 0; i < QK_KEYS * 4; i++) acc[i] = vf_set1(0.0f);
         for (int c = 0; c < chunks; c++) {
             vf a[QK_KEYS], b[QK_KEYS];
-            if (ahead)
-                prefetch_bytes(ahead + j * stride + c * QK_KEYS * CHUNK_BYTES(bf16), QK_KEYS * CHUNK_BYTES(bf16));
+            prefetch_step(ahead, step++);
 #pragma GCC unroll 8
             for (int i = 0; i < QK_KEYS; i++) load_chunk(key[i], c, bf16, &a[i], &b[i]);
 #pragma GCC unroll 4
@@ -118,8 +147,8 @@ INLINE void qk_rows(const char *k, int64_t stride, int n, const float *q, int ch
 }
 
 static void FN(qk_few)(const char *k, int64_t stride, int n, const float *q, int chunks, int rows, int bf16, float *s,
-                       const char *ahead) {
-    for (int row = 0; row < rows; row += 4, ahead = NULL) {
+                       prefetch ahead) {
+    for (int row = 0; row < rows; row += 4, ahead.lines = 0) {
         const float *qr = q + row * chunks * CHUNK_FLOATS;
         float *sr = s + row * HERALD_TILE;
         int some = rows - row < 4 ? rows - row : 4;
@@ -162,16 +191,16 @@ static int FN(softmax_few)(float *s, int n, int rows, float *m, float *l, float 
 }
 
 INLINE void pv_rows(const char *v, int64_t stride, int n, const float *p, int chunk, int chunks, int rows, int some,
-                    int bf16, float *o, const char *ahead) {
-    vf acc[PV_ROWS * PV_CHUNKS * 2];
+                    int bf16, float *o, prefetch ahead) {
+    vf acc[16]; /* rows x some x 2 <= 16 */
 #pragma GCC unroll 4
     for (int row = 0; row < rows; row++)
 #pragma GCC unroll 8
         for (int i = 0; i < 2 * some; i++)
             acc[row * 2 * some + i] = vf_load(o + (row * chunks + chunk) * CHUNK_FLOATS + i * W);
     for (int j = 0; j < n; j++, v += stride) {
-        vf a[PV_CHUNKS], b[PV_CHUNKS];
-        if (ahead) prefetch_bytes(ahead + j * stride + chunk * CHUNK_BYTES(bf16), some * CHUNK_BYTES(bf16));
+        vf a[4], b[4];
+        prefetch_step(ahead, j);
 #pragma GCC unroll 4
         for (int i = 0; i < some; i++) load_chunk(v, chunk + i, bf16, &a[i], &b[i]);
 #pragma GCC unroll 4
@@ -191,41 +220,64 @@ INLINE void pv_rows(const char *v, int64_t stride, int n, const float *p, int ch
             vf_store(o + (row * chunks + chunk) * CHUNK_FLOATS + i * W, acc[row * 2 * some + i]);
 }
 
-INLINE void pv_block(const char *v, int64_t stride, int n, const float *p, int chunk, int chunks, int rows, int some,
-                     int bf16, float *o, const char *ahead) {
-    for (int row = 0; row < rows; row += PV_ROWS, ahead = NULL) {
-        int left = rows - row < PV_ROWS ? rows - row : PV_ROWS;
-        const float *pr = p + row * HERALD_TILE;
-        float *or = o + row * chunks * CHUNK_FLOATS;
-        switch (left) {
-            case 1: pv_rows(v, stride, n, pr, chunk, chunks, 1, some, bf16, or, ahead); break;
-#if PV_ROWS >= 2
-            case 2: pv_rows(v, stride, n, pr, chunk, chunks, 2, some, bf16, or, ahead); break;
-#endif
-#if PV_ROWS >= 4
-            case 3: pv_rows(v, stride, n, pr, chunk, chunks, 3, some, bf16, or, ahead); break;
-            case 4: pv_rows(v, stride, n, pr, chunk, chunks, 4, some, bf16, or, ahead); break;
-#endif
-        }
+/* One pass of `rows` rows (at most `most`: 2 or 4) over `some` chunks of each V row. */
+INLINE void pv_pass(const char *v, int64_t stride, int n, const float *p, int chunk, int chunks, int rows, int most,
+                    int some, int bf16, float *o, prefetch ahead) {
+    switch (rows) {
+        case 1: pv_rows(v, stride, n, p, chunk, chunks, 1, some, bf16, o, ahead); break;
+        case 2: pv_rows(v, stride, n, p, chunk, chunks, 2, some, bf16, o, ahead); break;
+        case 3:
+            if (most > 2) pv_rows(v, stride, n, p, chunk, chunks, 3, some, bf16, o, ahead);
+            break;
+        default:
+            if (most > 2) pv_rows(v, stride, n, p, chunk, chunks, 4, some, bf16, o, ahead);
     }
 }
 
-/* o[row] += p[row][j] * v[j] over n rows of V; o in chunk order. */
-static void FN(pv_few)(const char *v, int64_t stride, int n, const float *p, int chunks, int rows, int bf16, float *o,
-                       const char *ahead) {
+/* What the PV loops ask for: K tile (in the first sub-tile), then V tile; `k` NULL: V only, over both sub-tiles. */
+typedef struct {
+    const char *k, *v;
+    int64_t bytes; /* of one tile */
+    int streams;
+} pv_prefetch;
+
+static int FN(pv_passes)(int chunks, int rows, int most, int wide) {
+    return (rows + most - 1) / most * (chunks / wide + chunks % wide);
+}
+
+/* o[row] += p[row][j] * v[j] over n rows of V; o in chunk order. `most` rows x `wide` chunks at a time: few rows over long
+ * pieces of V read it once in long strides, more rows widen each piece fewer times. */
+INLINE void pv_tile(const char *v, int64_t stride, int n, const float *p, int chunks, int rows, int bf16, float *o,
+                    const pv_prefetch *ahead, int most, int wide) {
+    int passes = FN(pv_passes)(chunks, rows, most, wide), pass = 0;
+    prefetch lines = {0};
     for (int j = 0; j < n; j += SUB_TILE) {
-        int some = n - j < SUB_TILE ? n - j : SUB_TILE;
-        const char *next = ahead ? ahead + j * stride : NULL;
+        int count = n - j < SUB_TILE ? n - j : SUB_TILE;
+        if (ahead && ahead->k && ahead->v) {
+            lines = prefetch_of(j ? ahead->v : ahead->k, ahead->bytes, SUB_TILE * passes, ahead->streams);
+            pass = 0;
+        } else if (ahead && !j) lines = prefetch_of(ahead->v, ahead->bytes, 2 * SUB_TILE * passes, ahead->streams);
         int chunk = 0;
-        for (; chunk + PV_CHUNKS <= chunks; chunk += PV_CHUNKS) {
-            if (bf16) pv_block(v + j * stride, stride, some, p + j, chunk, chunks, rows, PV_CHUNKS, 1, o, next);
-            else pv_block(v + j * stride, stride, some, p + j, chunk, chunks, rows, PV_CHUNKS, 0, o, next);
-        }
-        for (; chunk < chunks; chunk++) {
-            if (bf16) pv_block(v + j * stride, stride, some, p + j, chunk, chunks, rows, 1, 1, o, next);
-            else pv_block(v + j * stride, stride, some, p + j, chunk, chunks, rows, 1, 0, o, next);
-        }
+        for (; chunk < chunks; chunk += chunk + wide <= chunks ? wide : 1)
+            for (int row = 0; row < rows; row += most, pass++) {
+                const char *vj = v + j * stride;
+                const float *pj = p + j + row * HERALD_TILE;
+                float *or = o + row * chunks * CHUNK_FLOATS;
+                int left = rows - row < most ? rows - row : most;
+                prefetch now = lines;
+                now.from += pass * SUB_TILE * lines.step;
+                if (chunk + wide <= chunks)
+                    pv_pass(vj, stride, count, pj, chunk, chunks, left, most, wide, bf16, or, now);
+                else pv_pass(vj, stride, count, pj, chunk, chunks, left, most, 1, bf16, or, now);
+            }
     }
+}
+
+static void FN(pv_few)(const char *v, int64_t stride, int n, const float *p, int chunks, int rows, int bf16, float *o,
+                       const pv_prefetch *ahead, int turned) {
+    if (!bf16) pv_tile(v, stride, n, p, chunks, rows, 0, o, ahead, PV_ROWS, PV_CHUNKS);
+    else if (!turned) pv_tile(v, stride, n, p, chunks, rows, 1, o, ahead, PV_ROWS, PV_CHUNKS);
+    else pv_tile(v, stride, n, p, chunks, rows, 1, o, ahead, TURNED_ROWS, TURNED_CHUNKS);
 }
 
 static inline int FN(padded)(int head_dim) { return (int)herald_round_up((size_t)head_dim, CHUNK_FLOATS); }
@@ -243,11 +295,25 @@ static char *FN(take)(char **from, size_t bytes) {
 static size_t FN(p_tile_few)(int rows) { return sizeof(float) * HERALD_TILE * (size_t)rows; }
 static size_t FN(p_max_few)(int rows) { return (size_t)rows; }
 
+/* What is asked for while tile `tile` is worked on. Distance counts half pages (a K tile, a V tile): 1 asks for the page's
+ * V while its K is scored and for the next page's K while V is summed; 2 n asks for K during K and V during V, n pages on. */
+static void FN(ahead_of)(const herald_attend *args, int64_t tile, const char **during_k, const char **during_v) {
+    int64_t halves = args->tuning.distance, bytes = args->stream.tile_bytes;
+    if (halves % 2 && args->output) {
+        *during_k = args->stream.v + (tile + halves / 2) * bytes;
+        *during_v = args->stream.k + (tile + halves / 2 + 1) * bytes;
+    } else {
+        *during_k = args->stream.k + (tile + (halves + 1) / 2) * bytes;
+        *during_v = args->stream.v + (tile + (halves + 1) / 2) * bytes;
+    }
+}
+
 static void FN(attend_few)(const herald_attend *args) {
     int rows = args->rows, dim = FN(padded)(args->head_dim), chunks = dim / CHUNK_FLOATS;
     int direct = dim == args->head_dim && args->dtype != HERALD_FP16, bf16 = direct && args->dtype == HERALD_BF16;
     int64_t row_bytes = (int64_t)args->head_dim * herald_element_bytes(args->dtype);
-    int64_t stride = direct ? row_bytes : dim * (int64_t)sizeof(float);
+    int64_t stride = direct ? row_bytes : dim * (int64_t)sizeof(float), tile_half = row_bytes * HERALD_TILE;
+    const herald_tuning *tuning = &args->tuning;
     char *scratch = args->scratch;
     float *q = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(rows * dim));
     float *o = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(rows * dim));
@@ -257,16 +323,19 @@ static void FN(attend_few)(const herald_attend *args) {
     FN(pack)(args->q, rows, args->head_dim, dim, bf16, q);
     memset(o, 0, sizeof(float) * (size_t)(rows * dim));
     for (int row = 0; row < rows; row++) args->m[row] = HERALD_SCORE_MIN, args->l[row] = 0.0f;
-    int64_t ahead_bytes = args->prefetch_tiles * args->stream.tile_bytes;
+    int fetch = tuning->distance > 0 && direct, late = fetch && args->output && tuning->late && tuning->distance % 2 == 0;
+    int64_t qk_steps = (HERALD_TILE / QK_KEYS) * chunks;
+    char *tiles = START_TILES(args, &scratch);
     for (int64_t first = 0, tile = 0; first < args->num_keys; first += HERALD_TILE, tile++) {
         int n = (int)(args->num_keys - first < HERALD_TILE ? args->num_keys - first : HERALD_TILE);
         const char *k = args->stream.k + tile * args->stream.tile_bytes;
-        const char *v = args->stream.v + tile * args->stream.tile_bytes;
-        const char *k_ahead = ahead_bytes && direct ? k + ahead_bytes : NULL;
-        const char *v_ahead = ahead_bytes && direct && args->output ? v + ahead_bytes : NULL;
+        const char *v = args->stream.v + tile * args->stream.tile_bytes, *k_ahead = NULL, *v_ahead = NULL;
         float *p = (float *)(args->p + (args->keep_p ? (size_t)tile * FN(p_tile_few)(rows) : 0));
+        if (fetch) FN(ahead_of)(args, tile, &k_ahead, &v_ahead);
         if (!direct) FN(widen)(k, args->dtype, args->head_dim, n, wide, dim), k = (const char *)wide;
-        FN(qk_few)(k, stride, n, q, chunks, rows, bf16, p, k_ahead);
+        if (!tiles || !QK_TILES(args, tiles, k, n, p, late ? NULL : k_ahead))
+            FN(qk_few)(k, stride, n, q, chunks, rows, bf16, p,
+                       prefetch_of(late ? NULL : k_ahead, tile_half, qk_steps, tuning->streams));
         if (args->raw) p = memcpy(apart, p, FN(p_tile_few)(rows));
         int rescale = FN(softmax_few)(p, n, rows, args->m, args->l, scale);
         if (args->keep_p) memcpy(args->p_max + tile * rows, args->m, sizeof(float) * (size_t)rows);
@@ -276,9 +345,100 @@ static void FN(attend_few)(const herald_attend *args) {
                 for (int c = 0; c < dim; c += W)
                     vf_store(o + row * dim + c, vf_mul(vf_load(o + row * dim + c), vf_set1(scale[row])));
         if (!direct) FN(widen)(v, args->dtype, args->head_dim, n, wide, dim), v = (const char *)wide;
-        FN(pv_few)(v, stride, n, p, chunks, rows, bf16, o, v_ahead);
+        pv_prefetch ahead = {late ? k_ahead : NULL, v_ahead, tile_half, tuning->streams};
+        FN(pv_few)(v, stride, n, p, chunks, rows, bf16, o, fetch ? &ahead : NULL, tuning->turned);
     }
+    if (tiles) STOP_TILES();
     if (args->output) FN(unpack)(o, rows, args->head_dim, dim, bf16, args->o);
+}
+
+/* ---- FEW on 8-bit keys ---- */
+
+/* Queries rounded to 16 bits, [rows][padded]; unit[row] is the size of one step, score = unit * scale of the key * sum. */
+static void FN(pack_int16)(const float *from, int rows, int head_dim, int padded, int16_t *to, float *unit) {
+    for (int row = 0; row < rows; row++, from += head_dim, to += padded) {
+        float most = 0.0f;
+        for (int c = 0; c < head_dim; c++) {
+            float size = from[c] < 0 ? -from[c] : from[c];
+            if (!(size <= most)) most = size; /* NaN is taken */
+        }
+        unit[row] = most / 32767.0f;
+        float per = most > 0.0f && most < __builtin_inff() ? 32767.0f / most : 0.0f;
+        for (int c = 0; c < padded; c++) to[c] = c < head_dim ? (int16_t)__builtin_lrintf(from[c] * per) : 0;
+    }
+}
+
+INLINE void qk_int8_rows(const char *k, int64_t stride, int n, const int16_t *q, int steps, int rows, float *s,
+                         prefetch ahead) {
+    for (int j = 0, at = 0; j < n; j += QK_KEYS) {
+        const int8_t *key[QK_KEYS];
+        for (int i = 0; i < QK_KEYS; i++) key[i] = (const int8_t *)k + (j + i < n ? j + i : n - 1) * stride;
+        vi acc[QK_KEYS * 4];
+        for (int i = 0; i < QK_KEYS * 4; i++) acc[i] = vi_zero();
+        for (int c = 0; c < steps; c++) {
+            wide_keys wide[QK_KEYS];
+            prefetch_step(ahead, at++);
+#pragma GCC unroll 8
+            for (int i = 0; i < QK_KEYS; i++) load_keys(key[i] + c * CHUNK_FLOATS, wide[i]);
+#pragma GCC unroll 4
+            for (int row = 0; row < rows; row++)
+#pragma GCC unroll 8
+                for (int i = 0; i < QK_KEYS; i++)
+                    acc[i * 4 + row] = dot_keys(acc[i * 4 + row], wide[i], q + (row * steps + c) * CHUNK_FLOATS);
+        }
+        vf sums[QK_KEYS * 4];
+#pragma GCC unroll 16
+        for (int i = 0; i < QK_KEYS * 4; i++) sums[i] = vf_from_int(acc[i]);
+        reduce_block(sums, rows, s + j);
+    }
+}
+
+/* Scores of 8-bit keys: p, its maxima, m and l of one chunk; no output. */
+static void FN(scan_int8)(const herald_attend *args) {
+    int rows = args->rows, dim = FN(padded)(args->head_dim), steps = dim / CHUNK_FLOATS;
+    int64_t stride = HERALD_INT8_ROW(args->head_dim), ahead_tiles = (args->tuning.distance + 1) / 2;
+    char *scratch = args->scratch;
+    int16_t *q = (int16_t *)FN(take)(&scratch, sizeof(int16_t) * (size_t)(rows * dim));
+    float *unit = (float *)FN(take)(&scratch, sizeof(float) * (size_t)rows);
+    float *factor = (float *)FN(take)(&scratch, sizeof(float) * (size_t)rows);
+    FN(pack_int16)(args->q, rows, args->head_dim, dim, q, unit);
+    for (int row = 0; row < rows; row++) args->m[row] = HERALD_SCORE_MIN, args->l[row] = 0.0f;
+    for (int64_t first = 0, tile = 0; first < args->num_keys; first += HERALD_TILE, tile++) {
+        int n = (int)(args->num_keys - first < HERALD_TILE ? args->num_keys - first : HERALD_TILE);
+        const char *k = args->stream.k + tile * args->stream.tile_bytes;
+        const float *scale = (const float *)(k + HERALD_TILE * stride);
+        const char *next = ahead_tiles ? k + ahead_tiles * args->stream.tile_bytes : NULL;
+        float *p = (float *)(args->p + (size_t)tile * FN(p_tile_few)(rows));
+        prefetch ahead = prefetch_of(next, args->stream.tile_bytes, HERALD_TILE / QK_KEYS * steps, args->tuning.streams);
+        for (int row = 0; row < rows; row += 4, ahead.lines = 0) {
+            const int16_t *qr = q + row * dim;
+            float *sr = p + row * HERALD_TILE;
+            switch (rows - row) {
+                case 1: qk_int8_rows(k, stride, n, qr, steps, 1, sr, ahead); break;
+                case 2: qk_int8_rows(k, stride, n, qr, steps, 2, sr, ahead); break;
+                case 3: qk_int8_rows(k, stride, n, qr, steps, 3, sr, ahead); break;
+                default: qk_int8_rows(k, stride, n, qr, steps, 4, sr, ahead);
+            }
+        }
+        for (int row = 0; row < rows; row++)
+            for (int j = 0; j < HERALD_TILE; j += W) {
+                float *s = p + row * HERALD_TILE + j;
+                vf_store(s, vf_mul(vf_load(s), vf_mul(vf_load(scale + j), vf_set1(unit[row]))));
+            }
+        FN(softmax_few)(p, n, rows, args->m, args->l, factor);
+        memcpy(args->p_max + tile * rows, args->m, sizeof(float) * (size_t)rows);
+    }
+}
+
+/* s[row * 64 + i] = exact score of up to 64 contiguous rows of K. */
+static void FN(score)(const char *k, int dtype, int head_dim, int count, const float *q, int rows, float *s,
+                      char *scratch) {
+    int dim = FN(padded)(head_dim), chunks = dim / CHUNK_FLOATS;
+    float *wide = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(HERALD_TILE * dim));
+    float *packed = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(rows * dim));
+    FN(pack)(q, rows, head_dim, dim, 0, packed);
+    FN(widen)(k, dtype, head_dim, count, wide, dim);
+    FN(qk_few)((const char *)wide, dim * (int64_t)sizeof(float), count, packed, chunks, rows, 0, s, (prefetch){0});
 }
 
 /* Factor of each row for one tile; a row whose l is not finite carries its NaN into the importance. */
@@ -292,6 +452,7 @@ static void FN(importance_few)(const herald_attend *args, const float *m, const 
     int64_t tiles = (args->num_keys + HERALD_TILE - 1) / HERALD_TILE;
     for (int64_t tile = 0; tile < tiles; tile++, out += HERALD_TILE) {
         const float *p = (const float *)(args->p + (size_t)tile * FN(p_tile_few)(args->rows));
+        if (args->warm) prefetch_bytes(args->warm + tile * HERALD_WARM_BYTES, HERALD_WARM_BYTES);
         vf sum[HERALD_TILE / W];
         for (int j = 0; j < HERALD_TILE / W; j++) sum[j] = vf_set1(0.0f);
         for (int row = 0; row < args->rows; row++, p += HERALD_TILE) {
@@ -331,7 +492,7 @@ static void FN(accumulate)(const char *v, int dtype, int head_dim, int count, co
     float *sum = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(rows * dim));
     FN(pack)(o, rows, head_dim, dim, 0, sum);
     FN(widen)(v, dtype, head_dim, count, wide, dim);
-    FN(pv_few)((const char *)wide, dim * (int64_t)sizeof(float), count, weight, chunks, rows, 0, sum, NULL);
+    FN(pv_few)((const char *)wide, dim * (int64_t)sizeof(float), count, weight, chunks, rows, 0, sum, NULL, 0);
     FN(unpack)(sum, rows, head_dim, dim, 0, o);
 }
 
@@ -415,7 +576,7 @@ static void FN(attend_many)(const herald_attend *args) {
         for (int row = 0; row < lanes; row++) q[c * lanes + row] = row < rows ? args->q[row * dim + c] : 0.0f;
     memset(o, 0, sizeof(float) * (size_t)(lanes * dim));
     for (int row = 0; row < lanes; row++) m[row] = HERALD_SCORE_MIN, l[row] = 0.0f;
-    int64_t ahead_bytes = args->prefetch_tiles * args->stream.tile_bytes;
+    int64_t ahead_bytes = (args->tuning.distance + 1) / 2 * args->stream.tile_bytes;
     int64_t tile_half = (int64_t)HERALD_TILE * dim * herald_element_bytes(args->dtype);
     for (int64_t first = 0, tile = 0; first < args->num_keys; first += HERALD_TILE, tile++) {
         int n = (int)(args->num_keys - first < HERALD_TILE ? args->num_keys - first : HERALD_TILE);
@@ -500,6 +661,9 @@ static int64_t FN(collect)(const float *values, int64_t length, uint32_t thresho
     }
     return n;
 }
+static void FN(widen_row)(const char *row, int dtype, int head_dim, float *to) {
+    FN(widen)(row, dtype, head_dim, 1, to, (int)herald_round_up((size_t)head_dim, W));
+}
 static void FN(copy_row)(char *to, const char *from, int64_t bytes, int streaming) {
     copy_block(to, from, bytes, streaming);
 }
@@ -524,8 +688,8 @@ static int64_t FN(peak_fma)(int64_t rounds) {
 }
 
 #define TABLE_FIELDS \
-    .scratch_bytes = FN(scratch_bytes), .accumulate = FN(accumulate), .collect = FN(collect), \
-    .copy_row = FN(copy_row), .fence = FN(fence), .read = FN(read), .peak = {FN(peak_fma)}
+    .scratch_bytes = FN(scratch_bytes), .scan_int8 = FN(scan_int8), .score = FN(score), .accumulate = FN(accumulate), .collect = FN(collect), \
+    .widen = FN(widen_row), .copy_row = FN(copy_row), .fence = FN(fence), .read = FN(read), .peak = {FN(peak_fma)}
 #define FEW_AND_MANY \
     .attend = {FN(attend_few), FN(attend_many)}, .importance = {FN(importance_few), FN(importance_many)}, \
     .weights = {FN(weights_few), FN(weights_many)}, .p_tile_bytes = {FN(p_tile_few), FN(p_tile_many)}, \

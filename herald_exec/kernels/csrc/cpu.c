@@ -48,7 +48,9 @@ static int has_avx512(void) {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
-static int has_avx512bf16(void) { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+static int has_avx512bf16(void) {
+    return has_avx512() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+}
 
 /* CPUID leaf 7: AMX-BF16 is EDX bit 22, AMX-TILE bit 24; XCR0 bits 17 and 18 say that the system saves tiles; permission
  * (Linux 5.16) is asked once per process, before the workers start, and inherited by them. */

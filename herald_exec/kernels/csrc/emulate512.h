@@ -59,6 +59,24 @@ EM em_ps em_cvtph(__m256i a) {
     LANES r.f[i] = _cvtsh_ss(h[i]);
     return r;
 }
+EM em_si em_cvtepi8(__m256i a) { /* 32 x 8 to 16 bits */
+    int8_t b[32];
+    int16_t h[32];
+    memcpy(b, &a, 32);
+    for (int i = 0; i < 32; i++) h[i] = b[i];
+    em_si r;
+    memcpy(&r, h, 64);
+    return r;
+}
+EM em_si em_madd(em_si a, em_si b) {
+    int16_t x[32], y[32];
+    memcpy(x, &a, 64);
+    memcpy(y, &b, 64);
+    em_si r;
+    LANES r.u[i] = (uint32_t)(x[2 * i] * y[2 * i] + x[2 * i + 1] * y[2 * i + 1]);
+    return r;
+}
+EM em_ps em_cvtepi32(em_si a) { em_ps r; LANES r.f[i] = (float)(int32_t)a.u[i]; return r; }
 EM em_ps em_round(em_ps a) { em_ps r; LANES r.f[i] = nearbyintf(a.f[i]); return r; }
 EM em_ps em_reduce_floor(em_ps a) { em_ps r; LANES r.f[i] = isinf(a.f[i]) ? 0 : a.f[i] - floorf(a.f[i]); return r; }
 EM em_ps em_scalef(em_ps a, em_ps b) { /* a * 2^floor(b) */
@@ -224,6 +242,10 @@ EM em_si em_pack_bf16(em_ps low, em_ps high) {
 #define _mm512_or_si512 em_or
 #define _mm512_xor_si512 em_xor
 #define _mm512_add_epi32 em_add_epi32
+#define _mm512_cvtepi8_epi16 em_cvtepi8
+#define _mm512_madd_epi16 em_madd
+#define _mm512_dpwssd_epi32(c, a, b) em_add_epi32(c, em_madd(a, b))
+#define _mm512_cvtepi32_ps em_cvtepi32
 #define _mm512_cvtepu16_epi32 em_cvtepu16
 #define _mm512_cvtph_ps em_cvtph
 #define _mm512_roundscale_ps(a, how) em_round(a)

@@ -19,6 +19,8 @@
 
 #define HERALD_TILE 64
 #define HERALD_MAX_HEAD_DIM 256
+#define HERALD_INT8_ROW(head_dim) (((int64_t)(head_dim) + 31) / 32 * 32) /* bytes; 64 rows, then 64 float scales */
+#define HERALD_WARM_BYTES 512      /* of the next unit, per tile of importance */
 #define HERALD_SCORE_MIN (-3.0e38f) /* start of a running maximum: finite, so that -inf - m is -inf and never NaN */
 
 enum { HERALD_BF16 = 0, HERALD_FP16 = 1, HERALD_FP32 = 2 };
@@ -50,6 +52,17 @@ static inline herald_stream herald_stream_of(const herald_kv *kv, int64_t layer,
     return stream;
 }
 
+/* How a scan is laid over the memory system; results do not depend on it (only `tiles` changes roundings). Which values are
+ * best is measured, not known: herald_exec/kernels/tuning.py. */
+typedef struct {
+    int distance; /* of software prefetch in half pages (a K tile or a V tile); 0: none */
+    int streams;  /* 1: lines in order; more: several places of a tile at once, for several hardware prefetchers */
+    int late;     /* all of a page's prefetches go between the PV steps, none between those of the scores */
+    int turned;   /* the tier's other shape of PV passes */
+    int tiles;    /* scores of few rows on matrix tiles, where the tier has them */
+    int warm;     /* at most these KiB of the next unit's KV asked for while this one's importance is summed */
+} herald_tuning;
+
 /* Attention of `rows` query rows over one chunk. p and p_max keep what importance needs (layout private to the kind);
  * m, l: [rows]; o: [rows][head_dim], not yet divided by l. */
 typedef struct {
@@ -60,7 +73,8 @@ typedef struct {
     int output;        /* 0: K only, o is not computed */
     int raw;           /* keep scores, not p: the paper's second exponential, for the benchmark */
     int pv;            /* HERALD_PV_..: whether P may be rounded to bf16 */
-    int prefetch_tiles;
+    herald_tuning tuning;
+    const char *warm;  /* importance: where the next unit begins, or NULL */
     const float *q;    /* [rows][head_dim], scaled */
     char *p;
     float *p_max;
@@ -84,8 +98,12 @@ typedef struct herald_tier {
     /* o[row][d] += sum over i of weight[row * 64 + i] * v[i][d], v a tile of fewer than or exactly 64 rows. */
     void (*accumulate)(const char *v, int dtype, int head_dim, int count, const float *weight, int rows, float *o,
                        char *scratch);
+    /* The same scan of 8-bit keys (no output), and exact scores of rows of K: s[row * 64 + i]. */
+    void (*scan_int8)(const herald_attend *);
+    void (*score)(const char *k, int dtype, int head_dim, int count, const float *q, int rows, float *s, char *scratch);
     /* Positions with key >= threshold in ascending order; returns how many. Room for `length` + 16 in both outputs. */
     int64_t (*collect)(const float *values, int64_t length, uint32_t threshold, uint32_t *keys, int32_t *positions);
+    void (*widen)(const char *row, int dtype, int head_dim, float *to); /* one row; `to` holds 256 */
     void (*copy_row)(char *to, const char *from, int64_t bytes, int streaming);
     void (*fence)(void);
     uint64_t (*read)(const char *from, int64_t bytes);
@@ -116,6 +134,7 @@ int64_t herald_topk_heap(const float *values, int64_t length, int64_t k, char *s
 typedef void (*herald_run)(void *context, int64_t task);
 int herald_default_threads(void);
 void herald_parallel(herald_run run, void *context, int64_t tasks, int threads);
+int64_t herald_next_task(void); /* of this thread's job: most likely what it runs next */
 char *herald_thread_scratch(size_t bytes); /* this thread's own, 64-byte aligned, kept between tasks */
 void *herald_workspace_take(size_t bytes, size_t *got);
 void herald_workspace_give(void *memory, size_t got);
@@ -127,12 +146,15 @@ double herald_seconds(void);
 typedef struct {
     const herald_tier *tier;
     const herald_kv *kv, *draft;          /* draft may be NULL */
+    const herald_kv *keys8;               /* 8-bit keys of the same shape, or NULL */
+    double candidates;                    /* with keys8: times the budget that are scored again from K */
     int64_t layer, draft_layer, rows;     /* rows: of the batch */
     const int64_t *slots, *lengths, *budgets, *draft_slots, *draft_lengths;
     const float *queries;                 /* [rows][x][num_heads][d] */
     const float *self_k, *self_v;         /* [rows][x][kv_heads][d] or NULL */
     int x, num_heads;
-    int pv, key_only, smoothing, paper_like, prefetch_tiles; /* prefetch -1: the vendor's default */
+    int pv, key_only, smoothing, paper_like;
+    herald_tuning tuning;
     int64_t max_k;
     float *output;                        /* [rows][x][num_heads][d] */
     int32_t *indices, *counts;            /* [rows][kv_heads][max_k], [rows][kv_heads] */
@@ -144,7 +166,17 @@ typedef struct {
 } herald_select_args;
 int herald_select(const herald_select_args *args); /* 0, or -1 when memory is short */
 
+/* quantise.c: 8-bit keys of positions [start, stop) of one slot, from K. */
+void herald_quantise(const herald_kv *kv, const herald_kv *keys8, int64_t layer, int64_t slot, int64_t start,
+                     int64_t stop, int threads);
+
 /* gather.c */
+typedef struct {
+    int ahead;     /* rows */
+    int level;     /* 0: first cache, 1: second, 2: first, not kept */
+    int scattered; /* lines of a row in an order that hardware prefetchers do not follow */
+    int streaming; /* stores past the cache, where addresses allow */
+} herald_gather_tuning;
 typedef struct {
     const herald_tier *tier;
     const herald_kv *kv;
@@ -152,6 +184,7 @@ typedef struct {
     const int64_t *slots;
     const int32_t *indices, *counts;
     char *out_k, *out_v;                  /* [rows][kv_heads][max_k][d] */
+    herald_gather_tuning tuning;
     int threads;
 } herald_gather_args;
 void herald_gather(const herald_gather_args *args);

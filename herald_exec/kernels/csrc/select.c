@@ -68,6 +68,13 @@ static char *carve(char **from, size_t bytes) {
     return here;
 }
 
+/* With 8-bit keys: candidates and their weights twice, and a tile of keys and of scores. A budget may be the length. */
+static size_t candidate_bytes(const job *job, int64_t length) {
+    size_t rows = (size_t)job->rows, dim = (size_t)job->args->kv->head_dim;
+    if (!job->args->keys8) return 0;
+    return ((size_t)length + 16) * (2 + 2 * rows) * 4 + HERALD_TILE * (dim + 3 * rows) * sizeof(float) + 16 * 64;
+}
+
 /* Thread memory beside a unit's own: queries, tier scratch, a p tile for drafts, and what finishing needs. */
 static size_t task_bytes(const job *job, int64_t length) {
     const herald_select_args *args = job->args;
@@ -75,7 +82,7 @@ static size_t task_bytes(const job *job, int64_t length) {
     size_t padded = (size_t)tiles_of(length) * HERALD_TILE;
     return rows * dim * sizeof(float) + args->tier->scratch_bytes(job->rows, args->kv->head_dim) + job->p_tile +
            2 * padded * sizeof(float) + herald_topk_scratch_bytes(length) + 4 * rows * (dim + 64) * sizeof(float) +
-           HERALD_TILE * dim * sizeof(float) + job->p_max_tile * sizeof(float) + 32 * 64;
+           HERALD_TILE * dim * sizeof(float) + job->p_max_tile * sizeof(float) + 32 * 64 + candidate_bytes(job, length);
 }
 
 static void pack_queries(const job *job, const unit *unit, float *q) {
@@ -94,18 +101,19 @@ static herald_attend attend_of(const job *job, const unit *unit, const unit_memo
                                const float *q, char *scratch) {
     const herald_select_args *args = job->args;
     herald_attend attend = {.dtype = args->kv->dtype, .head_dim = args->kv->head_dim, .rows = job->rows, .q = q,
-                            .output = 1, .scratch = scratch, .pv = args->pv, .prefetch_tiles = args->prefetch_tiles};
+                            .output = 1, .scratch = scratch, .pv = args->pv, .tuning = args->tuning};
     attend.m = memory->m + part * job->rows;
     attend.l = memory->l + part * job->rows;
     attend.o = memory->o + part * job->rows * (int64_t)args->kv->head_dim;
     if (part < unit->chunks) {
         int64_t first = part * job->chunk, tile = first / HERALD_TILE;
-        attend.stream = herald_stream_of(args->kv, args->layer, args->slots[unit->row], unit->head);
+        attend.stream = herald_stream_of(args->keys8 ? args->keys8 : args->kv, args->layer, args->slots[unit->row],
+                                         unit->head);
         attend.num_keys = unit->length - first < job->chunk ? unit->length - first : job->chunk;
         attend.stream.k += tile * attend.stream.tile_bytes;
         attend.stream.v += tile * attend.stream.tile_bytes;
         attend.keep_p = 1;
-        attend.output = !args->key_only;
+        attend.output = !args->key_only && !args->keys8;
         attend.raw = args->paper_like;
         attend.p = memory->p + (size_t)tile * job->p_tile;
         attend.p_max = memory->p_max + (size_t)tile * job->p_max_tile;
@@ -123,7 +131,7 @@ static void attend_draft(const job *job, const unit *unit, const unit_memory *me
         attend.num_keys = unit->draft_length - first < job->chunk ? unit->draft_length - first : job->chunk;
         attend.stream.k += tile * attend.stream.tile_bytes;
         attend.stream.v += tile * attend.stream.tile_bytes;
-        attend.prefetch_tiles = 0;
+        attend.tuning.distance = 0;
         attend.p = p;
         attend.p_max = (float *)(p + herald_round_up(job->p_tile, 64));
         args->tier->attend[job->kind](&attend);
@@ -169,9 +177,21 @@ static void merge(const job *job, const unit *unit, const unit_memory *memory, i
     }
 }
 
-/* Key-only: add the selected entries' V and renormalise over what was seen (selected, draft, own key). */
+/* Rows `first` .. `first + some` of a list of positions, contiguous; the next tile of them is asked for. */
+static void copy_rows(const herald_select_args *args, const char *base, const herald_stream *stream,
+                      const int32_t *positions, int64_t first, int some, int64_t count, char *to) {
+    int64_t bytes = (int64_t)args->kv->head_dim * herald_element_bytes(args->kv->dtype);
+#define ROW(at) (base + (at) / HERALD_TILE * stream->tile_bytes + (at) % HERALD_TILE * bytes)
+    for (int64_t i = first + HERALD_TILE; i < first + 2 * HERALD_TILE && i < count; i++)
+        for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(ROW(positions[i]) + b);
+    for (int i = 0; i < some; i++) args->tier->copy_row(to + i * bytes, ROW(positions[first + i]), bytes, 0);
+#undef ROW
+}
+
+/* `known` weights [row][i], or NULL: those of the scan. Key-only: add the selected entries' V and renormalise over what was seen (selected, draft, own key). */
 static void output_from_selected(const job *job, const unit *unit, const unit_memory *memory, const int32_t *indices,
-                                 int64_t count, const float *m, float *l, float *o, char **scratch) {
+                                 int64_t count, const float *known, const float *m, float *l, float *o,
+                                 char **scratch) {
     const herald_select_args *args = job->args;
     int dim = args->kv->head_dim, rows = job->rows;
     int64_t bytes = (int64_t)dim * herald_element_bytes(args->kv->dtype);
@@ -185,19 +205,47 @@ static void output_from_selected(const job *job, const unit *unit, const unit_me
             l[row] += memory->l[part * rows + row] * exp2f(memory->m[part * rows + row] - m[row]);
     for (int64_t first = 0; first < count; first += HERALD_TILE) {
         int some = (int)(count - first < HERALD_TILE ? count - first : HERALD_TILE);
-        for (int64_t i = first + HERALD_TILE; i < first + 2 * HERALD_TILE && i < count; i++) /* the next tile of them */
-            for (int64_t b = 0; b < bytes; b += 64)
-                __builtin_prefetch(stream.v + indices[i] / HERALD_TILE * stream.tile_bytes +
-                                   indices[i] % HERALD_TILE * bytes + b);
-        for (int i = 0; i < some; i++) {
-            int32_t at = indices[first + i];
-            args->tier->copy_row(values + i * bytes,
-                                 stream.v + at / HERALD_TILE * stream.tile_bytes + at % HERALD_TILE * bytes, bytes, 0);
-        }
-        args->tier->weights[job->kind](&all, m, indices + first, some, weights, HERALD_TILE);
+        copy_rows(args, stream.v, &stream, indices, first, some, count, values);
+        if (known)
+            for (int row = 0; row < rows; row++)
+                for (int i = 0; i < some; i++) weights[row * HERALD_TILE + i] = known[row * count + first + i];
+        else args->tier->weights[job->kind](&all, m, indices + first, some, weights, HERALD_TILE);
         for (int row = 0; row < rows; row++)
             for (int i = 0; i < some; i++) l[row] += weights[row * HERALD_TILE + i];
         args->tier->accumulate(values, args->kv->dtype, dim, some, weights, rows, o, *scratch);
+    }
+}
+
+/* After a scan of 8-bit keys: the `candidates` (ascending) are scored again from K; weights[row][i] becomes 2^(score - m),
+ * l is corrected by what that changes, importance[i] is the candidate's. So only the part of l that no candidate holds keeps
+ * 8-bit scores. */
+static void score_candidates(const job *job, const unit *unit, const unit_memory *memory, const float *q,
+                             const int32_t *candidates, int64_t count, const float *m, float *l, float *weights,
+                             float *importance, char **scratch) {
+    const herald_select_args *args = job->args;
+    int dim = args->kv->head_dim, rows = job->rows;
+    int64_t bytes = (int64_t)dim * herald_element_bytes(args->kv->dtype);
+    char *keys = carve(scratch, (size_t)(HERALD_TILE * bytes));
+    float *old = (float *)carve(scratch, sizeof(float) * HERALD_TILE * (size_t)rows);
+    float *score = (float *)carve(scratch, sizeof(float) * HERALD_TILE * (size_t)rows);
+    herald_stream stream = herald_stream_of(args->kv, args->layer, args->slots[unit->row], unit->head);
+    herald_attend all = attend_of(job, unit, memory, 0, NULL, NULL);
+    for (int64_t first = 0; first < count; first += HERALD_TILE) {
+        int some = (int)(count - first < HERALD_TILE ? count - first : HERALD_TILE);
+        copy_rows(args, stream.k, &stream, candidates, first, some, count, keys);
+        args->tier->score(keys, args->kv->dtype, dim, some, q, rows, score, *scratch);
+        args->tier->weights[job->kind](&all, m, candidates + first, some, old, HERALD_TILE);
+        for (int row = 0; row < rows; row++)
+            for (int i = 0; i < some; i++) {
+                float exact = exp2f(score[row * HERALD_TILE + i] - m[row]);
+                weights[row * count + first + i] = exact;
+                l[row] += exact - old[row * HERALD_TILE + i];
+            }
+    }
+    for (int64_t i = 0; i < count; i++) {
+        float sum = 0.0f;
+        for (int row = 0; row < rows; row++) sum += weights[row * count + i] / l[row];
+        importance[i] = sum;
     }
 }
 
@@ -233,7 +281,51 @@ static int write_output(const job *job, const unit *unit, const float *l, const 
     return bad;
 }
 
-static void finish(job *job, const unit *unit, const unit_memory *memory, char *scratch) {
+static unit *unit_of(const job *job, int64_t task) { /* the unit whose tasks contain this one */
+    int64_t low = 0, high = job->num_units;
+    while (high - low > 1) {
+        int64_t middle = (low + high) / 2;
+        if (job->units[middle].first_task <= task) low = middle;
+        else high = middle;
+    }
+    return &job->units[low];
+}
+
+/* Where the next unit begins, so that memory does not rest while importance is summed; NULL when there is none. */
+static const char *next_unit(const job *job) {
+    int64_t task = herald_next_task();
+    if (!job->args->tuning.warm || job->split || task >= job->num_units) return NULL;
+    const unit *next = unit_of(job, task);
+    return herald_stream_of(job->args->kv, job->args->layer, job->args->slots[next->row], next->head).k;
+}
+
+static int64_t num_candidates(const herald_select_args *args, int64_t length, int64_t budget) {
+    double wanted = ceil((double)budget * args->candidates);
+    return wanted < (double)length ? (int64_t)wanted : length;
+}
+
+/* Candidates by 8-bit scores, the best of them by exact ones. Returns how many; known: their weights [row][i]. */
+static int64_t select_among_candidates(const job *job, const unit *unit, const unit_memory *memory, const float *q,
+                                       float *importance, const float *m, float *l, int32_t *indices, char *topk,
+                                       float **known, char **scratch) {
+    const herald_select_args *args = job->args;
+    int64_t budget = args->budgets[unit->row], wanted = num_candidates(args, unit->length, budget), rows = job->rows;
+    int32_t *candidates = (int32_t *)carve(scratch, sizeof(int32_t) * (size_t)(wanted + 16));
+    float *weights = (float *)carve(scratch, sizeof(float) * (size_t)(wanted * rows));
+    float *exact = (float *)carve(scratch, sizeof(float) * (size_t)(wanted + 16));
+    *known = (float *)carve(scratch, sizeof(float) * (size_t)(wanted * rows));
+    int64_t found = herald_topk(args->tier, importance, unit->length, wanted, topk, candidates);
+    score_candidates(job, unit, memory, q, candidates, found, m, l, weights, exact, scratch);
+    int64_t count = herald_topk(args->tier, exact, found, budget, topk, indices);
+    for (int64_t i = 0; i < count; i++) {
+        for (int64_t row = 0; row < rows; row++) (*known)[row * count + i] = weights[row * found + indices[i]];
+        indices[i] = candidates[indices[i]];
+    }
+    for (int64_t i = 0; i < found; i++) importance[candidates[i]] = exact[i];
+    return count;
+}
+
+static void finish(job *job, const unit *unit, const unit_memory *memory, const float *q, char *scratch) {
     const herald_select_args *args = job->args;
     const herald_tier *tier = args->tier;
     size_t rows = (size_t)job->rows, dim = (size_t)args->kv->head_dim;
@@ -245,31 +337,38 @@ static void finish(job *job, const unit *unit, const unit_memory *memory, char *
     float *smoothed = (float *)carve(&scratch, sizeof(float) * padded);
     char *topk = carve(&scratch, herald_topk_scratch_bytes(unit->length));
     double start = herald_seconds();
-    merge(job, unit, memory, args->key_only ? unit->chunks : 0, m, l, o);
+    int key_only = args->key_only || args->keys8;
+    merge(job, unit, memory, key_only ? unit->chunks : 0, m, l, o);
     for (size_t row = 0; row < rows; row++) inverse[row] = 1.0f / l[row];
+    const char *warm = next_unit(job);
+    int64_t warm_bytes = (int64_t)args->tuning.warm << 10, each = job->chunk / HERALD_TILE * HERALD_WARM_BYTES;
     for (int64_t chunk = 0; chunk < unit->chunks; chunk++) {
         herald_attend attend = attend_of(job, unit, memory, chunk, NULL, NULL);
+        if (warm && (chunk + 1) * each <= warm_bytes) attend.warm = warm + chunk * each;
         tier->importance[job->kind](&attend, m, inverse, importance + chunk * job->chunk);
     }
     if (args->smoothing > 1) smooth(importance, unit->length, args->smoothing, ranked = smoothed);
     int64_t at = unit->row * args->kv->num_heads + unit->head;
-    if (args->importance)
-        memcpy(args->importance + at * args->importance_stride, ranked, sizeof(float) * (size_t)unit->length);
     add_phase(job, 1, start);
     start = herald_seconds();
     int64_t budget = args->budgets[unit->row];
     int32_t *indices = args->indices + at * args->max_k;
-    int64_t count = args->paper_like ? herald_topk_heap(ranked, unit->length, budget, topk, indices)
-                                     : herald_topk(tier, ranked, unit->length, budget, topk, indices);
+    float *known = NULL;
+    int64_t count = args->keys8 ? select_among_candidates(job, unit, memory, q, importance, m, l, indices, topk, &known,
+                                                          &scratch)
+                    : args->paper_like ? herald_topk_heap(ranked, unit->length, budget, topk, indices)
+                                       : herald_topk(tier, ranked, unit->length, budget, topk, indices);
+    if (args->importance)
+        memcpy(args->importance + at * args->importance_stride, ranked, sizeof(float) * (size_t)unit->length);
     args->counts[at] = (int32_t)count;
     for (int64_t i = count; i < args->max_k; i++) indices[i] = -1;
     add_phase(job, 2, start);
     start = herald_seconds();
     int bad = 0;
     for (size_t row = 0; row < rows; row++) bad |= unit->parts && !(isfinite(l[row]) && l[row] > 0.0f);
-    if (args->key_only && unit->length)
-        output_from_selected(job, unit, memory, indices, count, m, l, o, &scratch);
-    if (args->key_only && unit->length && count == 0 && unit->parts == unit->chunks) {
+    if (key_only && unit->length)
+        output_from_selected(job, unit, memory, indices, count, known, m, l, o, &scratch);
+    if (key_only && unit->length && count == 0 && unit->parts == unit->chunks) {
         memset(o, 0, sizeof(float) * rows * dim); /* nothing selected, nothing else seen: zeros, as for no keys at all */
         for (size_t row = 0; row < rows; row++) l[row] = 1.0f;
     }
@@ -281,13 +380,7 @@ static void finish(job *job, const unit *unit, const unit_memory *memory, char *
 static void run_task(void *context, int64_t task) {
     job *job = context;
     const herald_select_args *args = job->args;
-    int64_t low = 0, high = job->num_units;
-    while (high - low > 1) { /* the unit whose tasks contain this one */
-        int64_t middle = (low + high) / 2;
-        if (job->units[middle].first_task <= task) low = middle;
-        else high = middle;
-    }
-    unit *unit = &job->units[low];
+    unit *unit = unit_of(job, task);
     size_t own = job->split ? 0 : herald_round_up(unit->bytes, 64);
     char *scratch = herald_thread_scratch(own + task_bytes(job, unit->length));
     if (!scratch) {
@@ -304,14 +397,15 @@ static void run_task(void *context, int64_t task) {
     int64_t group = task - unit->first_task, from = unit->chunks * group / unit->groups;
     for (int64_t chunk = from; chunk < unit->chunks * (group + 1) / unit->groups; chunk++) {
         herald_attend attend = attend_of(job, unit, &memory, chunk, q, tier_scratch);
-        args->tier->attend[job->kind](&attend);
+        if (args->keys8) args->tier->scan_int8(&attend);
+        else args->tier->attend[job->kind](&attend);
     }
     if (group == 0) {
         attend_draft(job, unit, &memory, q, tier_scratch, draft_p);
         if (args->self_k) attend_self(job, unit, &memory, q);
     }
     add_phase(job, 0, start);
-    if (atomic_fetch_sub(&unit->left, 1) == 1) finish(job, unit, &memory, tier_scratch);
+    if (atomic_fetch_sub(&unit->left, 1) == 1) finish(job, unit, &memory, q, tier_scratch);
 }
 
 static int longest_first(const void *a, const void *b) {
@@ -345,12 +439,12 @@ int herald_select(const herald_select_args *given) {
     if (job.num_units == 0) return 0;
     job.group = args.num_heads / args.kv->num_heads;
     job.chunk = chunk_tokens(job.rows);
-    job.kind = herald_kind_for(args.tier, job.rows, args.kv->dtype, args.kv->head_dim,
-                               args.paper_like ? HERALD_PV_F32 : args.pv);
+    job.kind = args.keys8 ? HERALD_FEW
+                          : herald_kind_for(args.tier, job.rows, args.kv->dtype, args.kv->head_dim,
+                                            args.paper_like ? HERALD_PV_F32 : args.pv);
     job.p_tile = herald_round_up(args.tier->p_tile_bytes[job.kind](job.rows), 64);
     job.p_max_tile = args.tier->p_max_floats[job.kind](job.rows);
     if (args.threads <= 0) args.threads = herald_default_threads();
-    if (args.prefetch_tiles < 0) args.prefetch_tiles = herald_is_intel() ? 2 : 0;
     job.units = calloc((size_t)job.num_units, sizeof *job.units);
     if (!job.units) return -1;
     describe_units(&job);

@@ -9,6 +9,13 @@
  * importance. The exponentials of one step run between the tile products of the next.
  */
 #define TIER amx
+#define HERALD_VNNI
+#include "herald.h"
+static char *herald_amx_start_tiles(const herald_attend *args, char **scratch);
+static int herald_amx_qk_tiles(const herald_attend *args, char *tiles, const char *k, int n, float *p, const char *ahead);
+#define START_TILES(args, scratch) herald_amx_start_tiles(args, scratch)
+#define QK_TILES(args, tiles, k, n, p, ahead) herald_amx_qk_tiles(args, tiles, k, n, p, ahead)
+#define STOP_TILES() _tile_release()
 #include "bf16_dot.h"
 
 #define BLOCK 256 /* keys between two passes over the output tiles */
@@ -50,6 +57,102 @@ static void FN(pack_queries)(const herald_attend *args, int groups, char *to) {
             for (int pair = 0; pair < 16; pair++) memcpy(column + pair * 64, pairs + pair, 4);
         }
 }
+
+/* ---- few rows: FP32 scores on bf16 tiles ----
+ *
+ * A query is the sum of three bf16 parts (8 + 8 + 8 bits of its 24), so products with bf16 keys are exact and the sums FP32:
+ * as good as multiply-adds. One tile has 16 columns: four query rows x three parts, at the price of one part.
+ */
+#define PARTS 3
+#define KEYS 64
+
+/* Q tiles [four rows][32 d]: row = pair of d, column = part * 4 + query row; then room for scores and a tail of K. */
+static char *herald_amx_start_tiles(const herald_attend *args, char **scratch) {
+    int dim = args->head_dim, blocks = dim / 32, fours = (args->rows + 3) / 4;
+    if (!args->tuning.tiles || args->dtype != HERALD_BF16 || dim % 32 || args->raw) return NULL;
+    char *tiles = FN(take)(scratch, (size_t)fours * (size_t)blocks * TILE_BYTES + KEYS * 64 + KEYS * 2 * (size_t)dim);
+    memset(tiles, 0, (size_t)fours * (size_t)blocks * TILE_BYTES);
+    for (int row = 0; row < args->rows; row++)
+        for (int block = 0; block < blocks; block++) {
+            float left[32];
+            memcpy(left, args->q + row * dim + block * 32, sizeof left);
+            for (int part = 0; part < PARTS; part++) {
+                uint16_t halves[32];
+                _mm512_storeu_si512(halves, herald_pack_bf16(vf_load(left), vf_load(left + 16)));
+                char *column = tiles + (row / 4 * blocks + block) * TILE_BYTES + (part * 4 + row % 4) * 4;
+                for (int pair = 0; pair < 16; pair++) memcpy(column + pair * 64, halves + 2 * pair, 4);
+                for (int i = 0; i < 32; i++) {
+                    uint32_t bits = (uint32_t)halves[i] << 16;
+                    float value;
+                    memcpy(&value, &bits, 4);
+                    left[i] -= value;
+                }
+            }
+        }
+    FN(configure)();
+    return tiles;
+}
+
+/* Scores of a tile of keys; 0 when one is NaN: an infinite key makes one out of a zero part, so multiply-adds decide. */
+static int herald_amx_qk_tiles(const herald_attend *args, char *tiles, const char *k, int n, float *p, const char *ahead) {
+    int blocks = args->head_dim / 32, fours = (args->rows + 3) / 4;
+    int64_t stride = 2 * (int64_t)args->head_dim;
+    float *scores = (float *)(tiles + fours * blocks * TILE_BYTES);
+    prefetch lines = prefetch_of(ahead, KEYS * stride, 4 * blocks, args->tuning.streams);
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    vf nan = vf_set1(0.0f);
+    if (n < KEYS) {
+        char *tail = (char *)scores + KEYS * 64;
+        memset(tail, 0, (size_t)(KEYS * stride));
+        k = memcpy(tail, k, (size_t)(n * stride));
+    }
+    for (int four = 0; four < fours; four++, lines.lines = 0, p += 4 * KEYS) {
+        const char *q = tiles + four * blocks * TILE_BYTES;
+        int rows = args->rows - 4 * four;
+        MEMORY_BARRIER();
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int block = 0; block < blocks; block++, q += TILE_BYTES) {
+            const char *left = k + block * 64;
+            _tile_loadd(4, q, 64);
+            _tile_loadd(5, left, (size_t)stride);
+            _tile_dpbf16ps(0, 5, 4);
+            prefetch_step(lines, 4 * block);
+            _tile_loadd(6, left + 16 * stride, (size_t)stride);
+            _tile_dpbf16ps(1, 6, 4);
+            prefetch_step(lines, 4 * block + 1);
+            _tile_loadd(7, left + 32 * stride, (size_t)stride);
+            _tile_dpbf16ps(2, 7, 4);
+            prefetch_step(lines, 4 * block + 2);
+            _tile_loadd(5, left + 48 * stride, (size_t)stride);
+            _tile_dpbf16ps(3, 5, 4);
+            prefetch_step(lines, 4 * block + 3);
+        }
+        _tile_stored(0, scores, 64);
+        _tile_stored(1, scores + 256, 64);
+        _tile_stored(2, scores + 512, 64);
+        _tile_stored(3, scores + 768, 64);
+        MEMORY_BARRIER();
+        for (int key = 0; key < KEYS; key += 4) { /* 128-bit parts: the three summands of four rows */
+            const float *s = scores + key * 16;
+            vf a = vf_load(s), b = vf_load(s + 16), c = vf_load(s + 32), d = vf_load(s + 48);
+            vf ab = _mm512_shuffle_f32x4(a, b, 0x44), cd = _mm512_shuffle_f32x4(c, d, 0x44);
+            vf low = _mm512_shuffle_f32x4(_mm512_shuffle_f32x4(a, b, 0xee), _mm512_shuffle_f32x4(c, d, 0xee), 0x88);
+            vf sum = vf_add(_mm512_shuffle_f32x4(ab, cd, 0x88), vf_add(_mm512_shuffle_f32x4(ab, cd, 0xdd), low));
+            nan = vf_add(nan, vf_mul(sum, vf_set1(0.0f))); /* NaN and infinity stay */
+            sum = _mm512_permutexvar_ps(order, sum);
+            _mm_storeu_ps(p + key, _mm512_castps512_ps128(sum));
+            if (rows > 1) _mm_storeu_ps(p + KEYS + key, _mm512_extractf32x4_ps(sum, 1));
+            if (rows > 2) _mm_storeu_ps(p + 2 * KEYS + key, _mm512_extractf32x4_ps(sum, 2));
+            if (rows > 3) _mm_storeu_ps(p + 3 * KEYS + key, _mm512_extractf32x4_ps(sum, 3));
+        }
+    }
+    return vf_hsum(nan) == 0.0f;
+}
+
+/* ---- 16 and more rows ---- */
 
 /* 16 x 16 words: tile[i] word j to tile[j] word i. */
 INLINE void transpose(const __m512i *from, char *to) {
@@ -314,14 +417,15 @@ static size_t FN(scratch_bytes_amx)(int rows, int head_dim) {
     size_t lanes = herald_round_up((size_t)rows, 16), dim = (size_t)head_dim, few = FN(scratch_bytes)(rows, head_dim);
     size_t own = lanes * dim * 2 + lanes * dim * 4 + 8192 + (STEP + BLOCK) * dim * 2 + lanes * BLOCK * 2 +
                  5 * lanes * 4 + 16 * 64;
-    return own > few ? own : few;
+    size_t scores = lanes / 4 * (dim / 32) * TILE_BYTES + KEYS * 64 + KEYS * 2 * dim + 64; /* few rows on tiles */
+    return own > few + scores ? own : few + scores;
 }
 
 static void FN(attend_amx)(const herald_attend *args) {
     int groups = (args->rows + 15) / 16, blocks = args->head_dim / 32, dim = args->head_dim;
     size_t lanes = 16 * (size_t)groups;
     state s = {.args = args, .groups = groups, .blocks = blocks, .row_bytes = 2 * (int64_t)dim};
-    s.ahead = args->prefetch_tiles ? BLOCK / HERALD_TILE * args->stream.tile_bytes : 0;
+    s.ahead = args->tuning.distance ? BLOCK / HERALD_TILE * args->stream.tile_bytes : 0;
     char *scratch = args->scratch;
     s.q = FN(take)(&scratch, lanes * (size_t)dim * 2);
     s.o = (float *)FN(take)(&scratch, lanes * (size_t)dim * 4);
@@ -455,8 +559,11 @@ const herald_tier herald_tier_amx = {
     .p_tile_bytes = {FN(p_tile_few), FN(p_tile_many), FN(p_tile_amx)},
     .p_max_floats = {FN(p_max_few), FN(p_max_many), FN(p_max_amx)},
     .scratch_bytes = FN(scratch_bytes_amx),
+    .scan_int8 = FN(scan_int8),
+    .score = FN(score),
     .accumulate = FN(accumulate),
     .collect = FN(collect),
+    .widen = FN(widen_row),
     .copy_row = FN(copy_row),
     .fence = FN(fence),
     .read = FN(read),

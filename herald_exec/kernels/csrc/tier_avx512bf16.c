@@ -5,6 +5,7 @@
  * is faster; pv = "bf16" and "f32" decide by hand. Scores, importance and index sets are FP32 either way.
  */
 #define TIER avx512bf16
+#define HERALD_VNNI /* every processor with bf16 dots has 16-bit integer ones */
 #include "bf16_dot.h"
 
 const herald_tier herald_tier_avx512bf16 = {
@@ -17,8 +18,11 @@ const herald_tier herald_tier_avx512bf16 = {
     .p_tile_bytes = {FN(p_tile_few), FN(p_tile_many)},
     .p_max_floats = {FN(p_max_few), FN(p_max_many)},
     .scratch_bytes = FN(scratch_bytes),
+    .scan_int8 = FN(scan_int8),
+    .score = FN(score),
     .accumulate = FN(accumulate),
     .collect = FN(collect),
+    .widen = FN(widen_row),
     .copy_row = FN(copy_row),
     .fence = FN(fence),
     .read = FN(read),

@@ -11,6 +11,18 @@ typedef float vf __attribute__((vector_size(16)));
 typedef int32_t vi __attribute__((vector_size(16)));
 typedef uint32_t vu __attribute__((vector_size(16)));
 
+/* Integer sums of 8-bit keys times 16-bit queries, 2 W elements a step; exact, so the same on every tier. */
+INLINE vi vi_zero(void) { return (vi){0}; }
+INLINE vf vf_from_int(vi x) { return __builtin_convertvector(x, vf); }
+typedef vi wide_keys[2];
+INLINE void load_keys(const int8_t *k, wide_keys to) {
+    to[0] = (vi){k[0], k[1], k[2], k[3]};
+    to[1] = (vi){k[4], k[5], k[6], k[7]};
+}
+INLINE vi dot_keys(vi sum, const wide_keys k, const int16_t *q) {
+    return sum + k[0] * (vi){q[0], q[1], q[2], q[3]} + k[1] * (vi){q[4], q[5], q[6], q[7]};
+}
+
 INLINE vf vf_load(const float *p) {
     vf v;
     memcpy(&v, p, sizeof v);

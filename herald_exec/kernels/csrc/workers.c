@@ -191,13 +191,20 @@ static unsigned enter_flush(void) { return 0; }
 static void leave_flush(unsigned old) { (void)old; }
 #endif
 
+static _Thread_local _Atomic int64_t *queue; /* of the job that this thread works on */
+
+int64_t herald_next_task(void) { return queue ? atomic_load_explicit(queue, memory_order_relaxed) : 0; }
+
 /* A helper looks up when another job was posted, so that a long selection shares its workers with a gather. */
 static void work(job *own, int helper, uint64_t seen) {
     unsigned old = enter_flush();
+    _Atomic int64_t *before = queue; /* a job may be started from a task */
     int64_t task;
+    queue = &own->next;
     while (!(helper && atomic_load_explicit(&posted, memory_order_relaxed) != seen) &&
            (task = atomic_fetch_add_explicit(&own->next, 1, memory_order_relaxed)) < own->tasks)
         own->run(own->context, task);
+    queue = before;
     leave_flush(old);
 }
 

@@ -1,0 +1,47 @@
+/* 8-bit keys for scoring: every row of K divided by its own scale, the largest magnitude over 127. A tile holds 64 rows of
+ * head_dim bytes (padded with zeros to 32) and then their 64 scales, so a scan stays one sequential stream. A row with a NaN
+ * or an infinity gets a scale that makes all its scores NaN: it is never hidden.
+ */
+#include "herald.h"
+#include <math.h>
+#include <string.h>
+
+typedef struct {
+    const herald_kv *kv, *keys8;
+    int64_t layer, slot, start, stop;
+} quantise_job;
+
+static void quantise_row(const float *k, int head_dim, int8_t *to, float *scale) {
+    float most = 0.0f;
+    int bad = 0;
+    for (int c = 0; c < head_dim; c++) {
+        float size = fabsf(k[c]);
+        most = size > most ? size : most;
+        bad |= !(size <= 3.4e38f);
+    }
+    *scale = bad ? NAN : most / 127.0f;
+    float per = bad || most < 1e-36f ? 0.0f : 127.0f / most;
+    for (int c = 0; c < head_dim; c++) to[c] = (int8_t)lrintf(bad ? 0.0f : k[c] * per);
+}
+
+static void quantise_head(void *context, int64_t head) {
+    const quantise_job *job = context;
+    int dim = job->kv->head_dim;
+    int64_t bytes = (int64_t)dim * herald_element_bytes(job->kv->dtype), row8 = HERALD_INT8_ROW(dim);
+    herald_stream from = herald_stream_of(job->kv, job->layer, job->slot, head);
+    herald_stream to = herald_stream_of(job->keys8, job->layer, job->slot, head);
+    const herald_tier *tier = herald_tier_get(0);
+    float wide[HERALD_MAX_HEAD_DIM];
+    for (int64_t at = job->start; at < job->stop; at++) {
+        char *tile = (char *)to.k + at / HERALD_TILE * to.tile_bytes;
+        tier->widen(from.k + at / HERALD_TILE * from.tile_bytes + at % HERALD_TILE * bytes, job->kv->dtype, dim, wide);
+        quantise_row(wide, dim, (int8_t *)tile + at % HERALD_TILE * row8,
+                     (float *)(tile + HERALD_TILE * row8) + at % HERALD_TILE);
+    }
+}
+
+void herald_quantise(const herald_kv *kv, const herald_kv *keys8, int64_t layer, int64_t slot, int64_t start,
+                     int64_t stop, int threads) {
+    quantise_job job = {kv, keys8, layer, slot, start, stop};
+    herald_parallel(quantise_head, &job, kv->num_heads, threads);
+}

@@ -1,0 +1,114 @@
+"""A second copy of the keys in 8 bits, for scoring: a quarter of the bytes of K and V that a scan reads.
+
+Each row of K is divided by its own scale, the largest magnitude over 127, and rounded. A selection scans these, takes
+some times the budget as candidates, scores the candidates again from K itself, and ranks those; the output comes from
+the selected entries' V, as with ``key_only``. Beyond the paper.
+
+What is exact. Scores, weights and order of the candidates are those of K. Only two things rest on 8-bit scores: which
+positions are candidates, and the softmax's denominators where no candidate contributes. A score is off by at most
+``scale / 2 * sum |q|`` (scaled queries); with twice the budget as candidates a position is lost only if it is off by
+the distance from rank k to rank 2 k. The denominators, sums of thousands of terms with errors of either sign, weigh the
+query heads of a group against each other by some 1e-4 wrong.
+"""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from herald_pipeline.errors import CapacityError, ConfigError, RunError
+
+from . import _core
+from .store import PAGE_TOKENS, PagedKV
+
+
+class Int8Keys:
+    """8-bit keys of every position of a pool, kept in step by :meth:`update`.
+
+    Parameters
+    ----------
+    pool
+        Whose K is copied; must stay open. Nothing is copied yet.
+
+    Raises
+    ------
+    CapacityError
+        The address space does not hold the copy.
+    """
+
+    def __init__(self, pool: PagedKV) -> None:
+        self.pool = pool
+        self.row_bytes = -(-pool.head_dim // 32) * 32
+        tile = PAGE_TOKENS * (self.row_bytes + 4)
+        self._shape = (pool.num_layers, pool.num_slots, pool.num_kv_heads, pool.pages_per_slot, tile)
+        head, slot = pool.pages_per_slot * tile, pool.num_kv_heads * pool.pages_per_slot * tile
+        self.nbytes = pool.num_layers * pool.num_slots * slot
+        self.address = _core.map_memory(self.nbytes)
+        if not self.address:
+            message = f"the 8-bit keys of {self.nbytes / 1e9:.1f} GB cannot be mapped; select without them"
+            raise CapacityError(message)
+        self._view = _core.View(
+            self.address,
+            self.address,
+            tile,
+            head,
+            slot,
+            pool.num_slots * slot,
+            pool.capacity_tokens,
+            0,
+            pool.head_dim,
+            pool.num_kv_heads,
+            pool.num_slots,
+            pool.num_layers,
+        )
+
+    @property
+    def view(self) -> _core.View:
+        """Addresses and strides for the extension."""
+        if not self.address:
+            message = "the 8-bit keys are closed; make a new Int8Keys"
+            raise RunError(message)
+        return self._view
+
+    def update(self, layer: int, slot: int, start: int, stop: int, threads: int | None = None) -> None:
+        """Copy positions ``[start, stop)`` of the pool: call it after each append."""
+        self.pool.check_place(layer, slot, start, stop)
+        _core.quantise(self.pool.view, self.view, layer, slot, start, stop, threads or 0)
+
+    def read(
+        self, layer: int, slot: int, start: int, stop: int
+    ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+        """Copies of rows ``[tokens, kv_heads, head_dim]`` and their scales ``[tokens, kv_heads]``."""
+        self.pool.check_place(layer, slot, start, stop)
+        _ = self.view
+        memory = (ctypes.c_int8 * self.nbytes).from_address(self.address)
+        tiles: npt.NDArray[Any] = np.frombuffer(memory, np.int8).reshape(self._shape)[layer, slot]
+        heads, pages = tiles.shape[:2]
+        rows = tiles[..., : PAGE_TOKENS * self.row_bytes].reshape(heads, pages * PAGE_TOKENS, self.row_bytes)
+        scales = tiles[..., PAGE_TOKENS * self.row_bytes :].copy().view(np.float32).reshape(heads, pages * PAGE_TOKENS)
+        part = slice(start, stop)
+        return rows[:, part, : self.pool.head_dim].swapaxes(0, 1).copy(), scales[:, part].T.copy()
+
+    def close(self) -> None:
+        """Free the memory; a second call does nothing."""
+        if self.address:
+            address, self.address = self.address, 0
+            _core.unmap_memory(address, self.nbytes)
+
+    def __del__(self) -> None:
+        if getattr(self, "address", 0):
+            self.close()
+
+
+def check_keys8(keys8: Int8Keys | None, store: object, *, refused: bool) -> Any:
+    """The view of 8-bit keys that belong to ``store``; ``refused`` when the options rule them out."""
+    if keys8 is None:
+        return None
+    if keys8.pool is not store:
+        message = "keys8 must be the 8-bit keys of the store that is selected from; pass Int8Keys(store)"
+        raise ConfigError(message)
+    if refused:
+        message = "8-bit keys rank single positions by exact scores; drop smoothing, paper_like or keys8"
+        raise ConfigError(message)
+    return keys8.view

@@ -1,0 +1,117 @@
+"""How the kernels lay a scan over the memory system: software prefetch, its order, and where scores are computed.
+
+Results do not depend on it, with one exception: ``tiles`` sums scores in another order (fp32 either way). What is best
+differs between processors by factors and is not to be had from their names, so the defaults below are measured ones
+(``benchmarks/tune_kernels.py`` prints the table that they are read from).
+"""
+
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+from herald_pipeline.errors import ConfigError, check_number, raise_problems, unknown_name
+
+from . import _core
+
+_LEVELS = ("first", "second", "once")
+
+
+def _checked(limits: dict[str, tuple[int, int]], values: object) -> None:
+    raise_problems(
+        check_number(getattr(values, name), name, minimum=low, maximum=high, integer=True)
+        for name, (low, high) in limits.items()
+    )
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Of a scan (:func:`.select`).
+
+    Attributes
+    ----------
+    distance
+        Software prefetch, in half pages (a K tile or a V tile); 0 is none. 1 asks for a page's V while its K is scored;
+        2 n asks for K during K and V during V, n pages ahead.
+    streams
+        1: lines in order. 4: from several places of a tile in turn, so that several hardware prefetchers work.
+    late
+        All prefetches between the PV steps, none between those of the scores.
+    turned
+        PV passes of more query rows over shorter pieces of V (few rows over long pieces otherwise).
+    tiles
+        Scores of fewer than 16 query rows on matrix tiles, as three bf16 parts of each query: fp32 accuracy.
+    warm
+        KiB of the next head's KV that are asked for while importance is summed.
+    """
+
+    distance: int = 0
+    streams: int = 1
+    late: bool = False
+    turned: bool = False
+    tiles: bool = False
+    warm: int = 0
+
+    def __post_init__(self) -> None:
+        _checked({"distance": (0, 128), "streams": (1, 8), "warm": (0, 4096)}, self)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """``"distance=4,streams=4,late"``; names left out keep the machine's default."""
+        known = {field.name for field in fields(cls)}
+        changes: dict[str, int] = {}
+        for part in filter(None, text.split(",")):
+            name, _, value = part.partition("=")
+            if name not in known:
+                raise unknown_name("tuning", name, known)
+            if not (value or "1").isdecimal():
+                message = f"tuning {name} must be a whole number, got {value!r}"
+                raise ConfigError(message)
+            changes[name] = int(value or "1")
+        return replace(default_tuning(), **changes)  # type: ignore[return-value]
+
+    def numbers(self) -> tuple[int, ...]:
+        """As the extension takes them."""
+        return tuple(int(getattr(self, field.name)) for field in fields(self))
+
+
+@dataclass(frozen=True)
+class GatherTuning:
+    """Of a gather.
+
+    Attributes
+    ----------
+    ahead
+        Rows prefetched ahead.
+    level
+        Cache that they go to: ``"first"``, ``"second"``, or ``"once"`` (first, not kept).
+    scattered
+        Lines of a row asked for out of order, so that hardware prefetchers do not fetch on behind it.
+    streaming
+        Stores past the cache, where the buffers are 64-byte aligned.
+    """
+
+    ahead: int = 16
+    level: str = "first"
+    scattered: bool = False
+    streaming: bool = True
+
+    def __post_init__(self) -> None:
+        _checked({"ahead": (0, 256)}, self)
+        if self.level not in _LEVELS:
+            raise unknown_name("cache level", self.level, _LEVELS)
+
+    def numbers(self) -> tuple[int, ...]:
+        """As the extension takes them."""
+        return self.ahead, _LEVELS.index(self.level), int(self.scattered), int(self.streaming)
+
+
+def default_tuning() -> Tuning:
+    """The scan's default on this processor.
+
+    Intel (Emerald Rapids): two pages ahead, a factor of 1.4 over none. AMD (Zen 4): none, prefetching halves the speed.
+    """
+    return Tuning(distance=4) if _core.is_intel() else Tuning()
+
+
+def default_gather_tuning() -> GatherTuning:
+    """The gather's default: sixteen rows ahead."""
+    return GatherTuning()
