@@ -7,7 +7,7 @@ retrieval stream, and a copy within host memory stands for the link. That is how
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -15,6 +15,7 @@ from typing import Any, Self
 import torch
 
 from calibration.timing import Clock, CudaClock, HostClock, Plan, Timing, Work, interleaved
+from herald_exec.models import BlockModel, random_model
 from herald_pipeline.errors import ConfigError
 from herald_pipeline.model import KVDtype, ModelShape
 
@@ -67,8 +68,18 @@ class Bench:
         Fewer points and smaller sizes: about a minute on two cores.
     found
         Raw rates of parts that ran before, by path: efficiencies are shares of them.
+    base, done
+        The profile file's content that is being added to, and the parts that ran before.
     square
         Rows and quantity of the square products, which two parts need and one measures.
+    host_gb
+        Host memory that the user states, in GB.
+    fused
+        Time the kernels and graphs that the executor runs on a GPU (:mod:`calibration.gpu`).
+    tables
+        Seconds by size that one part measured and others subtract: name -> size -> seconds.
+    steps
+        Steps of short runs (:class:`calibration.gpu.steps.Step`), which two parts read.
     """
 
     shape: ModelShape
@@ -82,7 +93,15 @@ class Bench:
     block_length: int = 32
     quick: bool = False
     found: dict[str, float] = field(default_factory=dict)
+    base: dict[str, Any] = field(default_factory=dict)
+    done: list[Part] = field(default_factory=list)
     square: tuple[list[Row], list[Value]] | None = None
+    host_gb: float | None = None
+    fused: bool = False
+    tables: dict[str, dict[float, float]] = field(default_factory=dict)
+    steps: list[Any] = field(default_factory=list)
+    _stream: Any = None
+    _model: BlockModel | None = None
 
     @property
     def on_cuda(self) -> bool:
@@ -95,14 +114,46 @@ class Bench:
         return CudaClock(torch, self.device) if self.on_cuda else HostClock()
 
     @property
+    def stream(self) -> Any:
+        """The stream of the device on which cases are timed: not the default one, which waits for all others."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        return self._stream
+
+    @property
+    def model(self) -> BlockModel:
+        """The whole model with random weights, drawn once."""
+        if self._model is None:
+            self._model = random_model(self.shape, device=self.device, dtype=self.dtype)
+        return self._model
+
+    def table(self, name: str, part: str) -> dict[float, float]:
+        """Seconds by size that an earlier part found.
+
+        Raises
+        ------
+        ConfigError
+            That part was left out.
+        """
+        if name not in self.tables:
+            raise ConfigError(f"{name!r} is a table that {part!r} measures; add --only {part}")
+        return self.tables[name]
+
+    @property
     def retrieval_threads(self) -> int:
         """Threads of selection and gather."""
         return max(1, len(self.retrieval_cores))
 
     def time(self, cases: Mapping[str, Work]) -> dict[str, Timing]:
         """Time device work: samples of all cases in turn, on the cores that play the GPU where there is none."""
-        with pinned(self.main_cores), torch.inference_mode():
+        with pinned(self.main_cores), torch.inference_mode(), self._on_stream():
             return interleaved(cases, self.plan, self.clock)
+
+    def _on_stream(self) -> AbstractContextManager[Any]:
+        if not self.on_cuda:
+            return nullcontext()
+        torch.cuda.synchronize(self.device)  # what other streams prepared is there
+        return torch.cuda.stream(self.stream)
 
     def time_host(self, cases: Mapping[str, Work]) -> dict[str, Timing]:
         """Time host work on the retrieval stream's cores."""

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from herald_pipeline.errors import HeraldError
+from herald_pipeline.errors import ConfigError, HeraldError
 
 app = typer.Typer(
     name="calibration",
@@ -42,6 +42,10 @@ def measure(
     kv_dtype: Annotated[str | None, typer.Option("--kv-dtype", help="Format of KV in both memories.")] = None,
     threads: Annotated[int | None, typer.Option("--threads", help="Cores to use [default: all].")] = None,
     pcie: Annotated[str | None, typer.Option("--pcie", help="GENERATIONxLANES where the driver is silent.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="The profile's name [made of the processors'].")] = None,
+    host_gb: Annotated[
+        float | None, typer.Option("--host-gb", help="Host memory where the system does not show all of it.")
+    ] = None,
 ) -> None:
     """Measure this machine and write its profile, raw tables beside it."""
     from calibration.measure import Request
@@ -60,6 +64,8 @@ def measure(
         None if kv_dtype is None else KVDtype(kv_dtype),
         threads,
         pcie,
+        name,
+        host_gb,
         _command(),
     )
     run(request)
@@ -97,24 +103,30 @@ def reconcile(
     ] = None,
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Own runs of each point.")] = 3,
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure again after own runs: how far do two measurements predict alike?")
+    ] = False,
     fit_point: Annotated[list[str] | None, typer.Option("--fit", help="Training point METHOD:CONTEXTxBATCH.")] = None,
     point: Annotated[list[str] | None, typer.Option("--point", help="Held-out point METHOD:CONTEXTxBATCH.")] = None,
     json_: Json = False,
 ) -> None:
     """Put real runs beside simulated ones, for throughput and every kind of stage, on points that no fit has seen."""
     from calibration.points import FIT, HELD_OUT
-    from calibration.procedure import parse_point, reconcile_here, reconcile_measured
+    from calibration.procedure import Runs, parse_point, reconcile_here, reconcile_measured
     from calibration.text import fit_text, report_text
     from herald_pipeline.catalogue import resolve
 
     shape = resolve(model)
     if measured is not None:
+        if again:
+            message = "--again measures this machine; runs of --measured may be of another one: give one of them"
+            raise ConfigError(message)
         found = reconcile_measured(hardware, shape, measured, out, _command())
     else:
         chosen = [parse_point(text, FIT) for text in fit_point or ()]
         chosen += [parse_point(text, HELD_OUT) for text in point or ()]
-        folder = out or Path("runs")
-        found = reconcile_here(hardware, shape, folder, points=chosen, device=device, rounds=rounds, command=_command())
+        runs = Runs(chosen, device, rounds, again)
+        found = reconcile_here(hardware, shape, out or Path("runs"), runs, command=_command())
     fitted = "" if found.fit is None else fit_text(found.fit) + "\n\n"
     document = found.report.to_dict() | ({} if found.fit is None else {"fit": found.fit.to_dict()})
     _print(document, fitted + report_text(found.report), json_)

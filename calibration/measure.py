@@ -6,6 +6,7 @@ and the profile is not written: a number that cannot be repeated is no measureme
 
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,7 +22,14 @@ from calibration.profile_file import ENGINE, Stamp
 from calibration.reference import reference_part, reference_seconds
 from calibration.timing import Plan
 from herald_exec import kernels
-from herald_pipeline.errors import ConfigError, ProfileError, did_you_mean
+from herald_pipeline.errors import (
+    ConfigError,
+    HeraldError,
+    ProfileError,
+    check_number,
+    did_you_mean,
+    raise_problems,
+)
 from herald_pipeline.model import KVDtype, ModelShape
 
 Say = Callable[[str], None]
@@ -43,6 +51,10 @@ class Request:
         Format of KV; ``None`` takes the one the device computes in.
     pcie
         ``GENERATIONxLANES`` where the driver does not say.
+    name
+        The profile's name; ``None`` is made of the processors' names.
+    host_gb
+        Host memory in GB where the system does not show all of it (a virtual machine whose memory grows when touched).
     """
 
     shape: ModelShape
@@ -54,6 +66,8 @@ class Request:
     kv_dtype: KVDtype | None = None
     threads: int | None = None
     pcie: str | None = None
+    name: str | None = None
+    host_gb: float | None = None
     command: str = "python -m calibration measure"
 
 
@@ -65,23 +79,37 @@ def measure(request: Request, say: Say = lambda line: print(line, file=sys.stder
     ConfigError
         An unknown part or device.
     ProfileError
-        Samples disagree; all parts concerned are named with their samples.
+        Samples disagree, or a part failed; all parts concerned are named. What the others found is kept in a file
+        ``*.incomplete.toml``, which ``--only`` with ``--out`` completes.
     """
     _check_parts(request.only)
+    if request.host_gb is not None:
+        raise_problems([check_number(request.host_gb, "--host-gb", above=0)])
     device = _device(request.device)
     host = this_host(device)
-    out = request.out or Path("profiles") / f"{host.slug}.toml"
+    out = request.out or Path("profiles") / f"{request.name or host.slug}.toml"
     bench = _bench(request, device)
     base = profile_file.read(out) if request.only and out.exists() else _frame(request, host, bench)
+    bench.base = base
     _remember(bench, base)
-    done = _measure_parts(bench, request.only or parts.NAMES, say)
+    done, refused = _measure_parts(bench, request.only or parts.NAMES, say)
     stamp = Stamp(request.command, datetime.now(UTC).date().isoformat(), software())
     data = profile_file.merge(base, done, stamp)
-    profile_file.write(out, data, _header(host, bench, request))
+    to = out.with_suffix(f"{_INCOMPLETE}{out.suffix}") if refused else out
+    profile_file.write(to, data, _header(host, bench, request))
     for part in done:
-        profile_file.write_raw(profile_file.raw_folder(out), part)
-    say(f"wrote {out} and {profile_file.raw_folder(out)}/")
+        profile_file.write_raw(profile_file.raw_folder(to), part)
+    say(f"wrote {to} and {profile_file.raw_folder(to)}/")
+    if refused:
+        again = " ".join(f"--only {text.partition(':')[0]}" for text in refused)
+        raise ProfileError(
+            f"{out} was not written, because samples disagree or parts failed; what the others found is in {to} "
+            f"(complete it with {again} --out {to}):\n" + "\n".join(refused)
+        )
     return out
+
+
+_INCOMPLETE = ".incomplete"
 
 
 def _check_parts(only: Sequence[str]) -> None:
@@ -117,30 +145,38 @@ def _bench(request: Request, device: torch.device) -> Bench:
         retrieval,
         block_length=request.shape.block_length,
         quick=request.quick,
+        fused=device.type == "cuda",
+        host_gb=request.host_gb,
     )
 
 
-def _measure_parts(bench: Bench, names: Sequence[str], say: Say) -> list[Part]:
-    done, refused, references = [], [], []
+def _measure_parts(bench: Bench, names: Sequence[str], say: Say) -> tuple[list[Part], list[str]]:
+    """Parts that found something, and a text for each that did not: one that fails does not cost the others."""
+    refused, references = [], []
+    done = bench.done
     for name in [known for known in parts.NAMES if known in names]:
-        references.append(reference_seconds(bench.device, bench.main_cores))
+        references.append(reference_seconds(bench.device, bench.main_cores, steady=True))
         start = time.perf_counter()
         try:
             part = parts.get(name)(bench)
-        except ProfileError as problem:
+        except HeraldError as problem:
             refused.append(f"{name}: {problem}")
             say(f"  {name:<14} refused")
+            continue
+        except Exception as problem:
+            # A defect, or a device that ran out of memory: shown whole, and the machine's time is not lost.
+            traceback.print_exc()
+            refused.append(f"{name}: {type(problem).__name__}: {problem}")
+            say(f"  {name:<14} failed")
             continue
         for value in part.values:
             # Of a curve the highest value: what a rate's curve is a ceiling of.
             bench.found[value.path] = float(value.y if isinstance(value.y, float | int) else max(value.y))
         done.append(part)
         say(f"  {name:<14} {time.perf_counter() - start:5.1f} s   {_found(part)}")
-    if refused:
-        raise ProfileError("nothing was written, because samples disagree:\n" + "\n".join(refused))
     # Its time, taken again beside every run, tells how much the machine has slowed down or sped up since.
     done.append(reference_part(references))
-    return done
+    return done, refused
 
 
 def _found(part: Part) -> str:
@@ -166,7 +202,7 @@ def _frame(request: Request, host: Host, bench: Bench) -> dict[str, Any]:
     cpu = {"name": host.cpu_name, "cores": host.cores, "threads": host.threads, "capability": host.capability}
     if not bench.on_cuda:
         data = profile_file.template()
-        data["name"] = host.slug
+        data["name"] = request.name or host.slug
         data["machine"]["cpu"] = cpu
         cores = len(bench.main_cores)
         data["notes"] = [
@@ -177,7 +213,7 @@ def _frame(request: Request, host: Host, bench: Bench) -> dict[str, Any]:
         return data
     generation, lanes = pcie(request.pcie)
     return {
-        "name": host.slug,
+        "name": request.name or host.slug,
         "title": f"{host.gpu_name}, {host.cpu_name}, PCIe {generation} x{lanes}",
         "engine": ENGINE,
         "notes": [f"Measured at the shapes of {request.shape.name}, KV in {bench.kv_dtype}."],

@@ -5,8 +5,10 @@ run that is compared with it; the ratio is the **drift**, reported beside every 
 """
 
 import csv
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -30,12 +32,16 @@ def reference_work(device: torch.device | str = "cpu") -> Work:
     q = torch.ones(1, _ROWS, _HEADS, _DIM, device=device)
     k = torch.ones(1, _HEADS // 3, _KEYS, _DIM, device=device)
 
+    cuda = torch.device(device).type == "cuda"
+
     def run() -> None:
         y = x
         for weight in weights:
             y = y @ weight
         for _ in range(2):
             attend_partial(q, k, k)
+        if cuda:
+            torch.cuda.synchronize(device)
 
     return run
 
@@ -45,21 +51,32 @@ def reference_part(seconds: Sequence[float]) -> Part:
     return Part(NAME, [], [row_of(Timing(NAME, tuple(seconds), 1), case=NAME)])
 
 
-def reference_seconds(device: torch.device | str, cores: tuple[int, ...], least_s: float = 0.15) -> float:
-    """Mean time of the reference over ``least_s`` from now on, on ``cores``.
+def reference_seconds(
+    device: torch.device | str, cores: tuple[int, ...], least_s: float = 0.15, *, steady: bool = False
+) -> float:
+    """Time of the reference over ``least_s`` from now on, on ``cores``.
 
-    A mean, because time that other programs take from this one is what is asked for.
+    Beside a run it is a mean, because the time that other programs take from it they take from the run as well. Beside
+    the parts of a measurement it is a median (``steady``), because theirs are medians.
     """
     work = reference_work(device)
     clock = HostClock()
     with pinned(cores), torch.inference_mode():
         once = clock.seconds(work, 1)
         times = max(3, round(least_s / max(once, 1e-6)))
-        return clock.seconds(work, times) / times
+        samples = [clock.seconds(work, 1) for _ in range(times)]
+    return statistics.median(samples) if steady else statistics.fmean(samples)
 
 
-def read_reference(raw: Path) -> float | None:
-    """The reference's time when the profile was measured; ``None`` where its raw tables are not there.
+class Reference(NamedTuple):
+    """The reference's time when a profile was measured, and its relative standard deviation meanwhile."""
+
+    seconds: float
+    spread: float
+
+
+def read_reference(raw: Path) -> Reference | None:
+    """The reference beside a profile; ``None`` where its raw tables are not there.
 
     Raises
     ------
@@ -71,6 +88,7 @@ def read_reference(raw: Path) -> float | None:
         return None
     try:
         with file.open(encoding="utf-8", newline="") as lines:
-            return float(next(csv.DictReader(lines))["seconds"])
+            row = next(csv.DictReader(lines))
+            return Reference(float(row["seconds"]), float(row["spread"]))
     except (StopIteration, KeyError, ValueError) as problem:
         raise ProfileError(f"{file} has no time of the reference ({problem}); measure the machine again") from None

@@ -9,143 +9,51 @@ Efficiencies are shares of a raw rate of the same profile, so that halving a raw
 
 # ruff: noqa: RUF009 - _quantity makes the field itself, so that unit and measurer stand beside the name
 
-import math
-from bisect import bisect_right
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 from herald_pipeline.errors import ProfileError
+from herald_pipeline.quantities import Curve, Number, Origin, Provenance, Quantity, Reading, Spec, known
+
+__all__ = [
+    "DESCRIPTIVE",
+    "MAX_FITTED",
+    "SECTIONS",
+    "Cpu",
+    "Curve",
+    "Dram",
+    "Engine",
+    "Gpu",
+    "Link",
+    "LinkKind",
+    "Machine",
+    "Number",
+    "Origin",
+    "Profile",
+    "Provenance",
+    "Quantity",
+    "Reading",
+    "Spec",
+    "known",
+    "specs",
+]
 
 MAX_FITTED = 13
 """Most fitted numbers that a profile may hold; none depends on a model, a method or a context."""
+
+DESCRIPTIVE: Mapping[str, str] = {
+    "machine.gpu.count": "one device is priced; a second one is another link, memory and host share of its own",
+    "machine.cpu.cores": "what the cores reach together is priced: cpu.attention_tflop_s and dram.read_gb_s",
+    "machine.cpu.threads": "what the threads reach together is priced: cpu.attention_tflop_s and dram.read_gb_s",
+}
+"""Whole numbers that describe a machine and that nothing is computed from, with what is computed from instead."""
 
 # GB/s of 16 lanes and one direction: 2 GT/s.. doubled per generation. Above it a rate is impossible.
 _RAW_GB_S_X16 = {1: 4.0, 2: 8.0, 3: 16.0, 4: 32.0, 5: 64.0, 6: 128.0}
 # Line code 128b/130b (8b/10b before generation 3; FLIT mode in 6): above it a measurement is doubtful.
 _CODED_SHARE = {1: 0.8, 2: 0.8, 3: 128 / 130, 4: 128 / 130, 5: 128 / 130, 6: 242 / 256}
-
-
-class Provenance(StrEnum):
-    """Where a number comes from. The four are never mixed; ``assumed`` marks what a user set for one run."""
-
-    PUBLISHED = "published"
-    """Printed by a paper, or following from one printed number by arithmetic that ``source`` states."""
-    MEASURED = "measured"
-    """Measured by ``command`` on the machine at ``date``."""
-    FITTED = "fitted"
-    """Chosen so that results agree with observations; ``pinned_by`` says which ones decide it."""
-    DATASHEET = "datasheet"
-    """Stated by the maker of the part or the program."""
-    ASSUMED = "assumed"
-    """Set with ``--set`` for one run; never in a profile."""
-
-
-class Reading(NamedTuple):
-    """A value read off a quantity, and whether it lies outside what was measured."""
-
-    value: float
-    extrapolated: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a quantity comes from.
-
-    ``spread`` is the relative standard deviation, ``pinned_by`` the observations that decide a fitted number,
-    ``same_as`` the field of the same section whose quantity stands in for one that nobody stated.
-    """
-
-    provenance: Provenance
-    source: str = ""
-    date: str = ""
-    command: str = ""
-    software: str = ""
-    spread: float | None = None
-    pinned_by: str = ""
-    note: str = ""
-    same_as: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Number:
-    """A single value."""
-
-    value: float
-    unit: str
-    origin: Origin
-
-    def at(self, _x: float) -> Reading:
-        """The value, which depends on nothing."""
-        return Reading(self.value)
-
-    @property
-    def peak(self) -> float:
-        """The value; the counterpart of a curve's highest one."""
-        return self.value
-
-    @property
-    def values(self) -> tuple[float, ...]:
-        """All values held, for range checks."""
-        return (self.value,)
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """A measured table: ``y`` in ``unit`` at ascending ``x`` in ``x_unit``, linear in log x between the points.
-
-    Outside the table the nearest end stands, and the reading says that it is extrapolated.
-    """
-
-    x: tuple[float, ...]
-    y: tuple[float, ...]
-    x_unit: str
-    unit: str
-    origin: Origin
-
-    def at(self, x: float) -> Reading:
-        """The value at ``x``."""
-        if x <= self.x[0]:
-            return Reading(self.y[0], x < self.x[0])
-        if x >= self.x[-1]:
-            return Reading(self.y[-1], x > self.x[-1])
-        right = bisect_right(self.x, x)
-        low, high = math.log(self.x[right - 1]), math.log(self.x[right])
-        share = (math.log(x) - low) / (high - low)
-        return Reading(self.y[right - 1] + share * (self.y[right] - self.y[right - 1]))
-
-    @property
-    def peak(self) -> float:
-        """The highest value measured: the raw rate that a ceiling uses."""
-        return max(self.y)
-
-    @property
-    def values(self) -> tuple[float, ...]:
-        """All values held, for range checks."""
-        return self.y
-
-
-Quantity = Number | Curve
-
-
-def known(quantity: Quantity | None) -> Quantity:
-    """The quantity, once :meth:`Profile.check_complete` has found it there."""
-    assert quantity is not None
-    return quantity
-
-
-class Spec(NamedTuple):
-    """What a quantity's field expects: unit, who measures it, which ops need it.
-
-    ``needed_for`` names op kinds and copy layouts (:class:`herald_pipeline.stages.OpKind`, ``Layout``); ``always``
-    means every run, an empty tuple never: absent then has the meaning that the field's comment states.
-    """
-
-    unit: str
-    measured_by: str
-    needed_for: tuple[str, ...] = ("always",)
-    maximum: float | None = None
 
 
 def _quantity(unit: str, measured_by: str, *needed_for: str, optional: bool = False) -> Any:
@@ -170,7 +78,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """The processor that selects."""
+    """The processor that selects; ``cores`` and ``threads`` describe, the rate is priced."""
 
     name: str = ""
     cores: int = 1
@@ -261,6 +169,12 @@ class Engine:
         ``gemm_efficiency``.
     sampler_passes
         fp32 passes over the logits, per forwarded token.
+    head_token_share
+        Share of an open block's positions that head and sampler see, mean over its steps: an engine may leave out
+        those that hold a token already. Absent: all of them.
+    decide_overhead_us
+        Host time between two steps: what a step decided is read and the next one issued (curve over requests).
+        Absent: contained in the overheads above.
     streamed_copy_efficiency, scattered_copy_efficiency
         Share of the link's rate of layer-wise copies beside selection, and of copies picked row by row.
     select_dram_efficiency, select_flops_efficiency
@@ -296,6 +210,8 @@ class Engine:
     attention_efficiency: Quantity | None = _quantity("share", "attention")
     attention_flops_efficiency: Quantity | None = _quantity("share", "attention", optional=True)
     sampler_passes: Quantity | None = _quantity("passes", "sampler")
+    head_token_share: Quantity | None = _quantity("share", "launch", optional=True)
+    decide_overhead_us: Quantity | None = _quantity("us", "launch", optional=True)
     streamed_copy_efficiency: Quantity | None = _quantity("share", "copies", "streamed")
     scattered_copy_efficiency: Quantity | None = _quantity("share", "copies", "scattered")
     select_dram_efficiency: Quantity | None = _quantity("share", "selection", "select")

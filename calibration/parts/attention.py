@@ -21,9 +21,14 @@ from herald_pipeline.units import GB, MIB
 
 def measure(bench: Bench) -> Part:
     """Raw read rate of device memory; then attention over (requests, prefix) at the model's heads."""
+    from calibration.gpu import attention as attention_on_gpu
+
     part = Part("attention")
     rate, spread, note = device_read(bench, part)
     part.values.append(Value("machine.gpu.bandwidth_gb_s", "GB/s", rate, spread=spread, note=note))
+    if bench.fused:
+        attention_on_gpu.measure(bench, part, rate)
+        return part
     shape, block = bench.shape, bench.block_length
     entry = 2 * shape.num_kv_heads * shape.head_dim * bytes_per_element(bench.kv_dtype, shape.head_dim)
     points = [*((rows, keys) for keys in (64, 256, 1024, 4096) for rows in (1, 2)), (1, 8192)]
@@ -93,10 +98,17 @@ def _case(bench: Bench, queries: int, rows: int, keys: int) -> Work:
 def device_read(bench: Bench, part: Part) -> tuple[float, float, str]:
     """Raw rate in GB/s at which the device reads its memory, its spread, and how it was read."""
     if bench.on_cuda:
-        buffer = torch.ones(1024 * MIB // 4, device=bench.device)
-        timing = bench.time({"read": buffer.sum})["read"]
-        size = buffer.nbytes
-        note = f"sum over {size / MIB:.0f} MiB of fp32"
+        # Much more than the second-level cache, and a copy beside the sum: the faster of the two is the raw rate.
+        buffer = torch.ones(2048 * MIB // 4, device=bench.device)
+        other = torch.empty_like(buffer)
+        found = bench.time({"read": buffer.sum, "copy": lambda: other.copy_(buffer)})
+        moved = {"read": buffer.nbytes, "copy": 2 * buffer.nbytes}
+        best = max(found, key=lambda name: moved[name] / found[name].seconds)
+        for name in moved.keys() - {best}:
+            gb_s = round(moved[name] / found[name].seconds / GB, 3)
+            part.rows.append(row_of(found[name], case=name, bytes=moved[name], gb_s=gb_s))
+        timing, size = found[best], moved[best]
+        note = f"{'sum over' if best == 'read' else 'copy of'} {buffer.nbytes / MIB:.0f} MiB of fp32"
     else:
         size = (64 if bench.quick else 512) * MIB
         threads = max(1, len(bench.main_cores))

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from calibration.bench import Bench, Beside, Part, row_of
+from calibration.bench import TORCH_DTYPES, Bench, Beside, Part, row_of
+from calibration.gpu.graphs import captured
 from calibration.parts import gemm
 from calibration.timing import Work
 from herald_exec import kernels
@@ -28,17 +29,23 @@ def measure(bench: Bench) -> Part:
         "products": gemm.products(bench, model, block),
         "attention": lambda: attend_partial(q, k, v),
     }
-    size = (16 if bench.quick else 256) * 2**20
+    if bench.on_cuda:
+        main = {name: _to_its_end(bench, work) for name, work in captured(bench, main).items()}
+    size = (256 if bench.on_cuda else 16 if bench.quick else 256) * 2**20
     source, target = torch.zeros(size // 4, pin_memory=bench.on_cuda), torch.zeros(size // 4, device=bench.device)
-    rows, context = (4, 8192) if bench.quick else (8, 32768)
+    rows, context = (16, 32768) if bench.on_cuda else (4, 8192) if bench.quick else (8, 32768)
     with kernels.PagedKV(1, rows, shape.num_kv_heads, context, shape.head_dim, str(bench.dram_kv_dtype)) as pool:
         pool.fill_normal()
         queries = np.ones((rows, 1, shape.num_heads, shape.head_dim), np.float32)
         slots, lengths = np.arange(rows), np.full(rows, context)
         budget = np.full(rows, context // 20)
         threads = bench.retrieval_threads
+        found = kernels.select(pool, 0, slots, lengths, queries, budget, threads=threads)
+        dims = (rows, shape.num_kv_heads, context // 20, shape.head_dim)
+        ring = [torch.zeros(dims, dtype=TORCH_DTYPES[bench.dram_kv_dtype], pin_memory=bench.on_cuda) for _ in range(2)]
         others: dict[str, Work] = {
             "selection": lambda: kernels.select(pool, 0, slots, lengths, queries, budget, threads=threads),
+            "gather": lambda: kernels.gather(pool, 0, slots, found, ring[0], ring[1], threads=threads),
             "copies": lambda: target.copy_(source),
         }
         alone = bench.time(main)
@@ -55,4 +62,22 @@ def measure(bench: Bench) -> Part:
             for name, timing in beside.items():
                 slower = timing.seconds / alone_other[name].seconds
                 part.rows.append(row_of(timing, case=name, beside=main_name, times_as_long=round(slower, 3)))
+        for name, work in others.items():
+            rest = {other: its for other, its in others.items() if other != name}
+            with Beside(bench.retrieval_cores, work):
+                beside = bench.time_host(rest)
+            for other, timing in beside.items():
+                slower = timing.seconds / alone_other[other].seconds
+                part.rows.append(row_of(timing, case=other, beside=name, times_as_long=round(slower, 3)))
     return part
+
+
+def _to_its_end(bench: Bench, replay: Work) -> Work:
+    """A replay that the caller waits for: a loop of them must not run ahead of the device, nor hold up copies."""
+
+    def run() -> None:
+        with torch.cuda.stream(bench.stream):
+            replay()
+            bench.stream.synchronize()
+
+    return run

@@ -16,7 +16,8 @@ from herald_pipeline.units import GB, KIB, MIB
 def measure(bench: Bench) -> Part:
     """Rates of contiguous copies over size; shares of layer-wise and of scattered ones."""
     part = Part("copies")
-    sizes = [16 * KIB, 128 * KIB, MIB, 8 * MIB] + ([] if bench.quick else [64 * MIB, 512 * MIB])
+    large = [64 * MIB, 256 * MIB] if bench.on_cuda else [] if bench.quick else [64 * MIB, 512 * MIB]
+    sizes = [16 * KIB, 128 * KIB, MIB, 8 * MIB, *large]
     up = {f"up {n}": _up(bench, n) for n in sizes}
     down = _downs(bench, sizes)
     layouts: dict[str, Work] = {"streamed": _streamed(bench, sizes[-1]), "scattered": _scattered(bench, sizes[-1])}
@@ -137,12 +138,13 @@ def _streamed(bench: Bench, size: int) -> Work:
 
 def _scattered(bench: Bench, size: int) -> Work:
     """Rows of one KV head, picked by a random index in host memory, to the device."""
-    dim = bench.shape.head_dim
-    rows = size // (4 * dim)
+    dim, dtype = bench.shape.head_dim, bench.dtype
+    rows = size // (dtype.itemsize * dim)
     generator = torch.Generator().manual_seed(0)
     index = torch.randperm(4 * rows, generator=generator)[:rows].sort().values
-    source, staging = torch.zeros(4 * rows, dim), torch.zeros(rows, dim, pin_memory=bench.on_cuda)
-    target = torch.zeros(rows, dim, device=bench.device)
+    source = torch.zeros(4 * rows, dim, dtype=dtype)
+    staging = torch.zeros(rows, dim, dtype=dtype, pin_memory=bench.on_cuda)
+    target = torch.zeros(rows, dim, dtype=dtype, device=bench.device)
 
     def run() -> None:
         torch.index_select(source, 0, index, out=staging)

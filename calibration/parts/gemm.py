@@ -23,10 +23,15 @@ _MAX_WEIGHT_BYTES = 4 * GB
 
 def measure(bench: Bench) -> Part:
     """Peak rate, then products and whole layers (without attention) over token rows."""
+    from calibration.gpu import layers as layers_on_gpu
+
     part = Part("gemm")
     rows_of_peak, values_of_peak = peak_part(bench)
     part.rows += rows_of_peak
     part.values += values_of_peak
+    if bench.fused:
+        layers_on_gpu.measure(bench, part)
+        return part
     peak = bench.found[PEAK] * 1e12
     model = layers_model(bench)
     rows = token_rows(bench)
@@ -36,7 +41,7 @@ def measure(bench: Bench) -> Part:
         cases[f"layers {n}"] = layers(bench, model, n)
     timings = bench.time(cases)
     shape = model.shape
-    params = sum(part_.numel() for part_ in _matrices(model, 0))
+    params = sum(part_.numel() for part_ in matrices(model, 0))
     overhead_s = max(0.0, (timings[f"layers {rows[0]}"].seconds - timings[f"products {rows[0]}"].seconds))
     overhead_s /= shape.num_layers
     efficiency = []
@@ -93,11 +98,11 @@ def layers_model(bench: Bench) -> BlockModel:
 
 def products(bench: Bench, model: BlockModel, rows: int) -> Work:
     """All layers' matrix products over ``rows`` rows, and nothing else."""
-    inputs = [[bench.random(rows, w.shape[1]) for w in _matrices(model, i)] for i in range(model.shape.num_layers)]
+    inputs = [[bench.random(rows, w.shape[1]) for w in matrices(model, i)] for i in range(model.shape.num_layers)]
 
     def run() -> None:
         for layer, given in enumerate(inputs):
-            for x, weight in zip(given, _matrices(model, layer), strict=True):
+            for x, weight in zip(given, matrices(model, layer), strict=True):
                 functional.linear(x, weight)
 
     return run
@@ -118,7 +123,8 @@ def layers(bench: Bench, model: BlockModel, rows: int) -> Work:
     return run
 
 
-def _matrices(model: BlockModel, layer: int) -> tuple[torch.Tensor, ...]:
+def matrices(model: BlockModel, layer: int) -> tuple[torch.Tensor, ...]:
+    """Matrices of a layer with a dense feed-forward."""
     weights = model.weights.layers[layer]
     assert isinstance(weights.ffn, DenseWeights)
     return weights.qkv, weights.output, weights.ffn.gate_up, weights.ffn.down

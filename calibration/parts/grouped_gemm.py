@@ -15,8 +15,8 @@ from herald_exec.models.layers import experts_forward, route
 from herald_exec.models.weights import ExpertWeights
 from herald_pipeline.units import GB
 
-_TILE_ROWS_CUDA = 64
-"""Rows to which torch's grouped product pads on CUDA (CUTLASS tile); the CPU's loop over experts pads nothing."""
+_TILE_ROWS = 1
+"""The CPU's loop over experts pads nothing."""
 
 
 def measure(bench: Bench) -> Part:
@@ -24,6 +24,11 @@ def measure(bench: Bench) -> Part:
     part = Part("grouped-gemm")
     moe = bench.shape.moe
     if moe is None:
+        return part
+    if bench.fused:
+        from calibration.gpu import steps
+
+        steps.measure_experts(bench, part)
         return part
     shape = replace(bench.shape, num_layers=1, vocab_size=256, moe=replace(moe, first_dense_layers=0))
     ffn = random_model(shape, device=bench.device, dtype=bench.dtype).weights.layers[0].ffn
@@ -42,7 +47,7 @@ def measure(bench: Bench) -> Part:
         cases = {str(n): case(n) for n in rows}
     timings = bench.time(cases)
     peak = bench.rate("machine.gpu.peak_tflop_s", "gemm") * 1e12
-    tile = _TILE_ROWS_CUDA if bench.on_cuda else 1
+    tile = _TILE_ROWS
     params = shape.expert_params
     efficiency = []
     for n in rows:
@@ -70,9 +75,7 @@ def measure(bench: Bench) -> Part:
             "engine.grouped_gemm_tile_rows",
             "rows",
             float(tile),
-            datasheet="torch grouped_mm pads to its tile on CUDA"
-            if bench.on_cuda
-            else "a product an expert: no padding",
+            datasheet="a product an expert: no padding",
         ),
         Value(
             "engine.routed_token_share",

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from calibration import overheads
 from calibration.bench import Bench, Part, Value, row_of
 from calibration.parts import gemm
 from calibration.parts.gemm import layers_model
@@ -26,13 +27,16 @@ _LAUNCHES = 100
 _RUNS = 3
 _ROWS = 2
 """Requests of the short run: small, and more than one, because some of the bookkeeping is per request."""
+_ROWS_FUSED = 64
+"""On a GPU, whose batches are large: what grows with the requests is the better part of it."""
 
 
 def measure(bench: Bench) -> Part:
     """Empty launches in a row on one stream, and back and forth between two."""
     part = Part("launch")
     cores = {"main": frozenset(bench.main_cores), "retrieval": frozenset(bench.retrieval_cores)}
-    streams = ThreadStreams(("main", "retrieval"), {name: own for name, own in cores.items() if own})
+    bound = {name: own for name, own in cores.items() if own}
+    streams = _streams(bench, bound)
     try:
         timings = bench.time_anywhere({"in a row": lambda: _in_a_row(streams)})
         # No number of the profile comes of it, so its samples are shown and never refused.
@@ -43,15 +47,21 @@ def measure(bench: Bench) -> Part:
     for name, timing in timings.items():
         part.rows.append(row_of(timing, case=name, launches=_LAUNCHES, us=round(timing.seconds / _LAUNCHES * 1e6, 2)))
     row = timings["in a row"]
+    part.values += _stage_overheads(bench, part) if bench.fused else overheads.measure(bench, part)
+    part.values.append(
+        Value("engine.stage_overhead_us", "us", row.seconds / _LAUNCHES * 1e6, spread=row.spread, note="empty launches")
+    )
+    if bench.fused:
+        from calibration.gpu import launches, steps
+
+        part.values += launches.kernel_counts(bench)
+        steps.measure_turns(bench, part)
+        return part
     with torch.inference_mode():
         kernels = layer_kernels(bench)
-    part.values += _stage_overheads(bench, part)
     part.rows += [{"case": f"kernels, {name}", "launches": count} for name, count in kernels.items()]
     note = "torch operations that compute, counted in one layer"
     part.values += [
-        Value(
-            "engine.stage_overhead_us", "us", row.seconds / _LAUNCHES * 1e6, spread=row.spread, note="empty launches"
-        ),
         Value("engine.kernels_per_layer", "kernels", float(kernels["denoise"]), note=note),
         Value("engine.retrieval_kernels_per_layer", "kernels", float(kernels["retrieval"]), note=note),
     ]
@@ -62,8 +72,10 @@ def _stage_overheads(bench: Bench, part: Part) -> list[Value]:
     """Fixed cost of retrieval's stages: their medians at a short prompt, less what layers and blocks take alone."""
     shape = replace(bench.shape, vocab_size=256, mask_token_id=255, eos_token_ids=())
     block, kv = bench.block_length, str(bench.kv_dtype)
-    point = Point("herald-no-draft", 2 * block, _ROWS, blocks=8, block_length=block, kv_dtype=kv)
-    model = random_model(shape, device=bench.device, dtype=bench.dtype)
+    # On a GPU nothing may run beside the pass: that its kernels wait for others' is the simulator's to find.
+    method, requests = ("mage-cpu-representative", _ROWS_FUSED) if bench.fused else ("herald-no-draft", _ROWS)
+    point = Point(method, 2 * block, requests, blocks=4 if bench.fused else 8, block_length=block, kv_dtype=kv)
+    model = bench.model if bench.fused else random_model(shape, device=bench.device, dtype=bench.dtype)
     runs = [_stage_timings(bench, model, point) for _ in range(_RUNS)]
     # What disturbs a run only adds: of each stage's medians the least is the one that can be repeated.
     timings = {name: min((run[name] for run in runs), key=lambda timing: timing.seconds) for name in runs[0]}
@@ -72,18 +84,16 @@ def _stage_overheads(bench: Bench, part: Part) -> list[Value]:
         for number, run in enumerate(runs)
         for name, timing in run.items()
     ]
-    layers = gemm.layers_model(bench)
-    work = gemm.products(bench, layers, _ROWS)
-    products = bench.time({"products": work}) if bench.on_cuda else bench.time_host({"products": work})
-    alone = products["products"].seconds / layers.shape.num_layers
+    alone = _layer_alone(bench, requests)
     layer = max(0.0, timings["project"].seconds + timings["finish"].seconds - alone)
-    note = f"{point.method}, {point.context} tokens, {_ROWS} requests, beside the main stream; least of {_RUNS} medians"
+    beside = "" if bench.fused else ", beside the main stream"
+    note = f"{point.method}, {point.context} tokens, {requests} requests{beside}; least of {_RUNS} medians"
     seconds = {
         "retrieval_layer": (layer, timings["finish"]),
         "select": (timings["select"].seconds, timings["select"]),
         "gather": (timings["gather"].seconds, timings["gather"]),
         "h2d": (timings["upload"].seconds, timings["upload"]),
-        "d2h": (max(0.0, timings["append"].seconds - _append_alone(bench, shape)), timings["append"]),
+        "d2h": (max(0.0, timings["append"].seconds - _append_alone(bench, shape, requests)), timings["append"]),
     }
     return [
         Value(f"engine.{name}_overhead_us", "us", value * 1e6, spread=round(timing.spread, 4), note=note)
@@ -102,11 +112,31 @@ def _stage_timings(bench: Bench, model: BlockModel, point: Point) -> dict[str, T
     return {name: Timing(name, tuple(samples), 1) for name, samples in found.items()}
 
 
-def _append_alone(bench: Bench, shape: ModelShape) -> float:
+def _layer_alone(bench: Bench, rows: int) -> float:
+    """Seconds of a layer's products at one query a request, which the cost model counts by themselves."""
+    if bench.fused:
+        from calibration.gpu import launches
+
+        return launches.layer_seconds(bench, rows)
+    layers = gemm.layers_model(bench)
+    products = bench.time_host({"products": gemm.products(bench, layers, rows)})
+    return products["products"].seconds / layers.shape.num_layers
+
+
+def _streams(bench: Bench, cores: dict[str, frozenset[int]]) -> ThreadStreams:
+    """Streams as the executor opens them on this device."""
+    if bench.on_cuda:
+        from herald_exec.cuda import CudaStreams
+
+        return CudaStreams(("main", "retrieval"), bench.device, high_priority=("retrieval",), cores=cores)
+    return ThreadStreams(("main", "retrieval"), cores)
+
+
+def _append_alone(bench: Bench, shape: ModelShape, requests: int) -> float:
     """Seconds that the blocks of the short run take on their way to the host by the link's rate alone."""
     entry = shape.kv_bytes_per_token(bench.kv_dtype)
     rate = bench.rate("machine.link.d2h_gb_s", "copies")
-    return _ROWS * bench.block_length * entry / rate / GB
+    return requests * bench.block_length * entry / rate / GB
 
 
 def _nothing(_: Completion) -> None:

@@ -11,7 +11,7 @@ from herald_pipeline.units import GB
 
 def measure(bench: Bench) -> Part:
     """Capacities; without a GPU, host memory is the device's memory too."""
-    host = host_limit_bytes()
+    host = host_limit_bytes() if bench.host_gb is None else round(bench.host_gb * GB)
     part = Part("memory")
     if bench.on_cuda:
         # The context has to exist before free memory says what the runtime takes.
@@ -25,7 +25,11 @@ def measure(bench: Bench) -> Part:
     part.values = [
         Value("machine.gpu.memory_gb", "GB", device / GB, note=note),
         Value(
-            "machine.dram.capacity_gb", "GB", host / GB, note="the least of total memory and the control group's limit"
+            "machine.dram.capacity_gb",
+            "GB",
+            host / GB,
+            note="the least of total memory and the control group's limit" if bench.host_gb is None else "",
+            datasheet="" if bench.host_gb is None else "stated with --host-gb",
         ),
         Value("engine.usable_memory_share", "share", (device - runtime) / device),
         logits,

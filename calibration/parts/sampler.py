@@ -8,6 +8,11 @@ from herald_pipeline.units import GB
 def measure(bench: Bench) -> Part:
     """Greedy sampling of one to eight blocks' logits."""
     part = Part("sampler")
+    if bench.fused:
+        from calibration.gpu import head
+
+        head.measure(bench, part)
+        return part
     vocabulary, block = bench.shape.vocab_size, bench.block_length
     sampler = Sampler(mask_token_id=bench.shape.mask_token_id)
     rate = bench.rate("machine.gpu.bandwidth_gb_s", "attention")

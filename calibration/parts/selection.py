@@ -73,10 +73,15 @@ def measure(bench: Bench) -> Part:
         part.rows.append(row_of(timing, **columns, threads=int(name.split()[0])))
     spread = widest(timings.values())
     queries = sorted(per_flop)
+    share: tuple[float, ...] | float = min(1.0, 1 / (per_byte * dram))
+    at: tuple[float, ...] = ()
+    if bench.on_cuda:
+        one = {bytes_of[p.name]: (seconds[p.name], flops_of[p.name]) for p in points if p.queries == 1}
+        share, at = reading_curve(one, per_flop[1], dram)
     note = f"{threads} thread(s), tier {kernels.active_tier()}, KV in {bench.dram_kv_dtype}"
     part.values = [
         Value("machine.cpu.attention_tflop_s", "TFLOP/s", fastest / 1e12, spread=spread, note=note),
-        Value("engine.select_dram_efficiency", "share", min(1.0, 1 / (per_byte * dram)), spread=spread, note=note),
+        Value("engine.select_dram_efficiency", "share", share, at, "B" if at else "", spread, note),
         Value(
             "engine.select_flops_efficiency",
             "share",
@@ -92,8 +97,28 @@ def measure(bench: Bench) -> Part:
 
 def grid(bench: Bench) -> list[tuple[int, int]]:
     """(requests, context) of the points."""
+    if bench.on_cuda:
+        # Batches and contexts of a server; the largest is the paper's.
+        return [(1, 1024), (4, 4096), (16, 16384), (16, 32768), (40, 32768), (80, 16384), (80, 32768)]
     few = [(1, 256), (1, 1024), (4, 1024), (1, 4096), (4, 4096)]
     return few if bench.quick else [*few, (1, 16384), (8, 16384), (32, 16384)]
+
+
+def reading_curve(
+    one_query: dict[float, tuple[float, float]], per_flop: float, dram: float
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Share of the DRAM rate (bytes a second) over bytes, from one query's seconds and FLOPs at each size.
+
+    Where sizes range from a request to a whole batch, one share does not describe both; with the curve the cost model
+    gives back the seconds that were measured.
+    """
+    at = tuple(sorted(one_query))
+    shares = []
+    for size in at:
+        seconds, flops = one_query[size]
+        rest = max(seconds - flops * per_flop, seconds / 100)
+        shares.append(min(1.0, size / rest / dram))
+    return tuple(shares), at
 
 
 def split(

@@ -1,0 +1,39 @@
+"""Device work as the executor issues it: captured once, replayed, so that no launch of the host is in its time."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from calibration.bench import Bench
+from calibration.timing import Timing, Work
+
+
+def timed(bench: Bench, cases: Mapping[str, Work]) -> dict[str, Timing]:
+    """Time the cases as graphs; where there is no GPU (tests) as they are."""
+    if not bench.on_cuda:
+        return bench.time(cases)
+    return bench.time(captured(bench, cases))
+
+
+def captured(bench: Bench, cases: Mapping[str, Work]) -> dict[str, Work]:
+    """A replay of each case's graph. All graphs share their memory: one runs at a time, and nobody reads what it left.
+
+    Every case runs twice before it is captured: compiling and the workspaces of libraries belong in no graph.
+    """
+    from herald_exec.cuda.graphs import GraphMemory
+
+    memory = GraphMemory()
+    found: dict[str, Work] = {}
+    with torch.inference_mode(), torch.cuda.stream(bench.stream):
+        for name, work in cases.items():
+            work()
+            work()
+            graph, out = memory.capture(work)
+            found[name] = _replay(graph, out)
+    return found
+
+
+def _replay(graph: object, out: object) -> Work:
+    """Holds what the graph returned: its memory is the graph's own only as long as somebody does."""
+    kept: tuple[Callable[[], object], object] = (graph.replay, out)  # type: ignore[attr-defined]
+    return lambda: kept[0]()

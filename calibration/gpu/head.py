@@ -1,0 +1,42 @@
+"""LM head and choice on a GPU: what they take beyond the head's product, in passes over fp32 logits."""
+
+from calibration.bench import Bench, Part, Value, row_of
+from calibration.gpu import layers
+from calibration.gpu.graphs import timed
+from calibration.timing import Work
+from herald_pipeline.units import GB
+
+TABLE = "head by positions"
+
+
+def positions(bench: Bench) -> tuple[int, ...]:
+    """Masked positions: half a block up to all positions of 80."""
+    block = bench.block_length
+    if not bench.on_cuda:
+        return (block, 2 * block)
+    return (block // 2, 8 * block, 20 * block, 40 * block, 80 * block)
+
+
+def measure(bench: Bench, part: Part) -> None:
+    """The fused head over random hidden states; the product alone is what the cost model prices it at."""
+    from herald_exec.cuda.kernels.head import Head
+
+    weight, sizes = bench.model.weights.head, positions(bench)
+    head = Head(weight, max(sizes), bench.shape.mask_token_id)
+    cases: dict[str, Work] = {}
+    for n in sizes:
+        normed = bench.random(n, bench.shape.hidden_size)
+        cases[str(n)] = lambda x=normed: head(x)  # type: ignore[misc]
+    timings = timed(bench, cases)
+    hbm = bench.rate("machine.gpu.bandwidth_gb_s", "attention") * GB
+    passes = {}
+    bench.tables[TABLE] = {float(n): timings[str(n)].seconds for n in sizes}
+    vocabulary = weight.shape[0]
+    for n in sizes:
+        rest = timings[str(n)].seconds - layers.product_seconds(bench, n, weight.numel())
+        passes[n] = max(0.0, rest) * hbm / (n * vocabulary * 4.0)
+        part.rows.append(row_of(timings[str(n)], tokens=n, vocabulary=vocabulary, passes=round(passes[n], 3)))
+    chosen = sizes[len(sizes) // 2]
+    note = f"head and choice over {chosen} positions of {vocabulary} tokens, less the head's product by gemm_efficiency"
+    spread = round(timings[str(chosen)].spread, 4)
+    part.values = [Value("engine.sampler_passes", "passes", max(0.01, passes[chosen]), spread=spread, note=note)]

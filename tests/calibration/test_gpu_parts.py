@@ -1,0 +1,100 @@
+"""Parts as they run on a GPU, in Triton's interpreter: not for their numbers, for what they take apart and write."""
+
+import os
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+pytest.importorskip("triton", reason="Triton is not installed; it comes with the CUDA builds of PyTorch")
+
+from calibration import parts
+from calibration.bench import Bench
+from calibration.gpu.steps import interpolated, routed
+from calibration.timing import Plan
+from herald_exec.models import tiny
+from herald_pipeline.hardware import Engine, specs
+from herald_pipeline.model import KVDtype, MoeShape
+
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning")
+FAST = Plan(warmup=1, repeats=6, more=0, sample_s=0.0, max_spread=1e6)
+MOE = MoeShape(8, 2, 32, num_shared_experts=1, num_groups=2, groups_per_token=1, first_dense_layers=1, gate="sigmoid")
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """Every part that has its own way on a GPU, in the order of a measurement."""
+    shape = replace(tiny().shape, moe=MOE, block_length=8)
+    bench = Bench(
+        shape,
+        torch.device("cpu"),
+        torch.float32,
+        FAST,
+        KVDtype.FP32,
+        KVDtype.FP32,
+        (0,),
+        (0,),
+        8,
+        quick=True,
+        fused=True,
+    )
+    found = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in ("dram", "attention", "gemm", "sampler", "copies", "selection", "gather"):
+            found[name] = parts.get(name)(bench)
+            for value in found[name].values:
+                bench.found[value.path] = float(value.y if isinstance(value.y, float | int) else max(value.y))
+        # The interpreter is slower than torch, so what a step leaves to its experts would come out below nothing.
+        bench.tables["products of a layer"] = dict.fromkeys(bench.tables["products of a layer"], 1e-9)
+        bench.tables["layer overhead"] = {1.0: 0.0}
+        bench.tables["head by positions"] = dict.fromkeys(bench.tables["head by positions"], 1e-9)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("calibration.gpu.attention.seconds", lambda *_: 1e-9)
+            for name in ("grouped-gemm", "launch"):
+                found[name] = parts.get(name)(bench)
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_every_number_of_the_engine_is_found_with_its_unit(measured):
+    units = {name: spec.unit for name, spec in specs(Engine).items()}
+    values = [v for part in measured.values() for v in part.values if v.path.startswith("engine.")]
+    assert {v.path.removeprefix("engine.") for v in values} >= {
+        "attention_efficiency", "gemm_efficiency", "weight_read_efficiency", "layer_overhead_us", "sampler_passes",
+        "grouped_gemm_efficiency", "routed_token_share", "decide_overhead_us", "head_token_share",
+        "retrieval_layer_overhead_us", "d2h_overhead_us", "kernels_per_layer",
+    }  # fmt: skip
+    for value in values:
+        assert value.unit == units[value.path.removeprefix("engine.")]
+
+
+def test_shares_are_shares(measured):
+    for part in measured.values():
+        for value in part.values:
+            if value.unit == "share":
+                ys = value.y if isinstance(value.y, tuple) else (value.y,)
+                assert all(0 < y <= 1 for y in ys), value
+
+
+def test_the_head_sees_on_average_half_of_the_positions_of_a_block(measured):
+    (share,) = (v.y for v in measured["launch"].values if v.path == "engine.head_token_share")
+    # Eight steps of one token each: 8, 7, .. 1 of 8 positions are masked.
+    assert share == pytest.approx(36 / 64)
+
+
+def test_tokens_that_all_route_alike_count_as_one_token_of_many():
+    assert routed({64: 2.0}, 8, 2) == pytest.approx(1 / 64)
+
+
+def test_tokens_that_reach_every_expert_say_nothing_of_how_alike_they_are():
+    assert routed({64: 8.0}, 8, 2) == 1.0
+
+
+def test_tables_are_read_in_the_logarithm_and_grow_in_proportion_beyond_their_end():
+    table = {1.0: 1.0, 100.0: 3.0}
+    assert interpolated(table, 10) == pytest.approx(2.0)
+    assert interpolated(table, 200) == pytest.approx(6.0)
