@@ -6,6 +6,7 @@ carry most of a score. A is applied after RoPE, because with RoPE it cannot be f
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from herald_exec.blocks import BlockForward, attend_ragged
 from herald_exec.kernels import Selection
 from herald_exec.models.base import BlockModel
 from herald_exec.models.forward import prefill
-from herald_exec.models.layers import rms_norm, rotate
+from herald_exec.models.layers import Rotary, rms_norm, rotate
 from herald_exec.pools import KV
 from herald_exec.prefill import top_positions
 from herald_exec.retrieval import write_selected
@@ -95,7 +96,14 @@ class SpeculatingForward(BlockForward):
         super().run(task, layer)
 
 
-def speculated_queries(model: BlockModel, layer: int, lanes: BlockForward, hidden: Tensor) -> Tensor:
+class Placed(Protocol):
+    """Tokens with positions ``[R, n]`` and the angles of them all."""
+
+    positions: Tensor
+    rotary: Rotary
+
+
+def speculated_queries(model: BlockModel, layer: int, lanes: Placed, hidden: Tensor) -> Tensor:
     """Queries of ``layer`` from the attention input of the layer before it: ``[rows, B, heads, d]``."""
     shape, weights = model.shape, model.weights.layers[layer]
     normed = rms_norm(hidden, model.weights.layers[max(layer - 1, 0)].input_norm, shape.norm_eps)
