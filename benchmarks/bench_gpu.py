@@ -1,6 +1,7 @@
 """The executor on a GPU, cell by cell: rates, one step split by part, whole runs. Each cell leaves one JSON file.
 
     python benchmarks/bench_gpu.py --cells rates,step:herald:80,run:dense:16 --minutes 4
+    python benchmarks/bench_gpu.py --cells run:herald:80,run:herald:80:exact_layers_on=gpu
     make bench-gpu
 
 A cell whose file exists is not run again; no cell begins behind the minute budget; a failing cell leaves its error in
@@ -26,6 +27,7 @@ import torch
 from herald_exec import Options, decode
 from herald_exec import kernels as cpu_kernels
 from herald_exec.cuda.actions import DeviceActions
+from herald_exec.cuda.forward import launch_shape
 from herald_exec.cuda.kernels.attention import attend_lanes
 from herald_exec.cuda.lanes import Field, bucket
 from herald_exec.execution import _session
@@ -46,6 +48,7 @@ CELLS = (
     "run:dense:38",
     "run:dense:80",
     "run:herald:80",
+    "run:herald:80:exact_layers_on=gpu",
 )
 GB = 1e9
 
@@ -168,6 +171,9 @@ def step(bench: Bench, method: str, batch: int) -> dict:
             found[f"head_ms_{count}"] = median(head)
         try:
             found["kernels"] = profile(lambda: actions.forward(lanes))
+            if session.pipeline.template.draft_step is not None:
+                lanes = fill_lanes(session, actions, batch, bench.args.context, True)
+                found["draft_kernels"] = profile(lambda: actions.forward(lanes))
         except RuntimeError as problem:
             found["kernels"] = f"the profiler does not work here: {problem}"
     found["roofline"] = roofline(bench, session, batch)
@@ -241,18 +247,27 @@ def attention(bench: Bench, batch: int) -> dict:
     for length in (int(0.05 * bench.args.context) + 32, bench.args.context):
         keys, values = (torch.randn(batch, kv, length + 64, dim, **make) for _ in "kv")
         lengths = torch.full_like(rows, length)
-        for splits, block_n, warps, stages in (
-            (1, 64, 8, 2),
-            (2, 64, 8, 2),
-            (3, 64, 8, 2),
-            (4, 64, 8, 2),
-            (2, 128, 8, 2),
-            (2, 64, 8, 3),
-            (2, 64, 4, 2),
-            (2, 64, 4, 3),
+        for splits, block_m, block_n, warps, stages in (
+            (1, 128, 64, 8, 2),
+            (1, 128, 64, 8, 3),
+            (1, 128, 128, 8, 2),
+            (1, 128, 32, 8, 3),
+            (1, 64, 64, 4, 2),
+            (1, 64, 64, 4, 3),
+            (1, 64, 128, 4, 2),
+            (2, 64, 64, 4, 2),
+            (2, 128, 64, 8, 2),
+            (2, 128, 64, 8, 3),
+            (2, 128, 128, 8, 2),
         ):
-            options = {"splits": splits, "block_n": block_n, "num_warps": warps, "num_stages": stages}
-            name = f"{length}: splits {splits}, keys {block_n}, warps {warps}, stages {stages}"
+            options = {
+                "splits": splits,
+                "block_m": block_m,
+                "block_n": block_n,
+                "num_warps": warps,
+                "num_stages": stages,
+            }
+            name = f"{length}: splits {splits}, rows {block_m}, keys {block_n}, warps {warps}, stages {stages}"
             try:
                 times = timed_ms(
                     lambda k=keys, v=values, n=lengths, o=options: attend_lanes(q, k, v, own, rows, n, **o), 6, 2
@@ -262,15 +277,39 @@ def attention(bench: Bench, batch: int) -> dict:
                 continue
             moved = 2 * batch * kv * (length + block) * dim * 2
             found[name] = {"ms": median(times), "kv_tb_s": moved / median(times) / 1e9}
+        # A draft step: two lanes a row, side by side or far apart.
+        twice = [torch.cat([part, part]) for part in (q, *own, rows, lengths)]
+        for paired in (False, True):
+            shaped = {"paired": paired, **launch_shape(2 * batch * kv, length)}
+            times = timed_ms(
+                lambda k=keys, v=values, t=twice, o=shaped: attend_lanes(t[0], k, v, (t[1], t[2]), t[3], t[4], **o),
+                6,
+                2,
+            )
+            moved = 2 * batch * kv * (length + block) * dim * 2
+            found[f"{length}: draft step, paired {paired}"] = {
+                "ms": median(times),
+                "kv_tb_s": moved / median(times) / 1e9,
+            }
     return found
 
 
-def run(bench: Bench, method: str, batch: int) -> dict:
-    """A whole run of K blocks of T steps; figures are the executor's own."""
+def run(bench: Bench, method: str, batch: int, *changed: str) -> dict:
+    """A whole run of K blocks of T steps; figures are the executor's own.
+
+    ``changed`` are settings of the method, ``name=value``, or ``key_only``.
+    """
     args = bench.args
-    pipeline = build(bench.model.shape, method)
+    settings = dict(setting.split("=", 1) for setting in changed if setting != "key_only")
+    pipeline = build(bench.model.shape, method, **settings)
     options = Options(
-        batch=batch, synthetic_kv=True, ignore_eos=True, threads=args.threads, keep_trace=True, seed=args.seed
+        batch=batch,
+        synthetic_kv=True,
+        ignore_eos=True,
+        threads=args.threads,
+        keep_trace=True,
+        seed=args.seed,
+        key_only="key_only" in changed,
     )
     start = time.perf_counter()
     torch.cuda.reset_peak_memory_stats()
@@ -284,23 +323,53 @@ def run(bench: Bench, method: str, batch: int) -> dict:
         spans = [s for s in outcome.trace.spans if s.stage == name and s.block >= 0]
         if spans:
             found[f"{name}_ms_median"] = median((s.end_ns - s.start_ns) / 1e6 for s in spans)
-    selects = [s for s in outcome.trace.spans if s.stage == "select"]
-    if selects:
-        seconds = sum(s.end_ns - s.start_ns for s in selects) / 1e9
-        found["select_gb_s"] = sum(s.bytes for s in selects) / GB / seconds
+    found["host"] = host_side(outcome.trace.spans)
+    found.update({name: found["host"][name] for name in ("select_gb_s", "gather_gb_s") if name in found["host"]})
     steps.sort(key=lambda s: s.start_ns)
     gaps = [(b.start_ns - a.end_ns) / 1e6 for a, b in pairwise(steps) if a.block == b.block]
     found["gap_between_steps_ms_median"] = median(gaps) if gaps else None
     # From one block's first step to the next one's, the first block (which captures and compiles) left out.
     begins = [min(s.start_ns for s in steps if s.block == block) for block in sorted({s.block for s in steps})]
     found["block_periods_s"] = [(b - a) / 1e9 for a, b in pairwise(begins)]
-    found.update(ceiling(bench, pipeline, batch, found["throughput_tok_s"]))
+    found.update(ceiling(bench, pipeline, batch, found["throughput_tok_s"], options.key_only))
     if args.trace:
-        write_chrome(outcome.trace, args.out / f"trace-{method}-{batch}.json")
+        write_chrome(outcome.trace, args.out / f"trace-{'-'.join((method, str(batch), *changed))}.json")
     return found
 
 
-def ceiling(bench: Bench, pipeline, batch: int, achieved: float | None) -> dict:
+def host_side(spans) -> dict:
+    """Where the CPU's stream spends a block: rates of select and gather, and its time between one launch and the next.
+
+    The first block is left out. ``select_layer_gb_s`` has the median of each layer; ``idle_between_selects_ms`` is from
+    the end of a layer's selection to the start of the next one's (finish, project and what waits for them), and
+    ``before_first_select_ms`` from a block's first step to the first selection (steps 0 and 1, and the draft's way).
+    """
+    later = [s for s in spans if s.block > 0]
+    selects = sorted((s for s in later if s.stage == "select"), key=lambda s: s.start_ns)
+    if not selects:
+        return {}
+    seconds = lambda some: sum(s.end_ns - s.start_ns for s in some) / 1e9  # noqa: E731
+    rate = lambda some: sum(s.bytes for s in some) / GB / seconds(some)  # noqa: E731
+    found: dict = {"select_gb_s": rate(selects), "select_busy_s_a_block": seconds(selects)}
+    by_layer = {layer: [s for s in selects if s.layer == layer] for layer in sorted({s.layer for s in selects})}
+    found["select_busy_s_a_block"] /= len(by_layer[selects[0].layer])
+    found["select_layer_gb_s"] = {layer: median(rate([s]) for s in some) for layer, some in by_layer.items()}
+    gathers = [s for s in later if s.stage == "gather"]
+    if gathers:
+        found["gather_gb_s"] = rate(gathers)
+        beside = [sum(max(0, min(a.end_ns, b.end_ns) - max(a.start_ns, b.start_ns)) for b in gathers) for a in selects]
+        found["gather_beside_selects_share"] = sum(beside) / 1e9 / seconds(selects)
+    idle = [(b.start_ns - a.end_ns) / 1e6 for a, b in pairwise(selects) if a.block == b.block]
+    found["idle_between_selects_ms"] = {"median": median(idle), "worst": max(idle), "sum": sum(idle)} if idle else None
+    begins = {s.block: s.start_ns for s in later if s.stage == "denoise" and s.step == 0}
+    first = {s.block: s.start_ns for s in reversed(selects)}
+    found["before_first_select_ms"] = [(first[n] - begins[n]) / 1e6 for n in sorted(first) if n in begins]
+    for name in ("draft_down", "append"):
+        found[f"{name}_ms"] = [(s.end_ns - s.start_ns) / 1e6 for s in later if s.stage == name]
+    return found
+
+
+def ceiling(bench: Bench, pipeline, batch: int, achieved: float | None, key_only: bool) -> dict:
     """The host's ceiling of a method that scans the full KV once a block: bytes over the DRAM rate of ``rates``."""
     path = bench.args.out / "rates.json"
     known = json.loads(path.read_text()).get("result", {}) if path.exists() else {}
@@ -308,7 +377,14 @@ def ceiling(bench: Bench, pipeline, batch: int, achieved: float | None) -> dict:
     if not scans or "dram_read_gb_s" not in known or not achieved:
         return {}
     shape, block = pipeline.model, pipeline.settings.block_length
-    scanned = batch * bench.args.context * shape.kv_bytes_per_token(pipeline.settings.dram_kv_dtype)
+    settings, layers = pipeline.settings, shape.num_layers
+    if settings.exact_layers_on == "gpu":
+        layers -= settings.exact_layers
+    scanned = batch * bench.args.context * layers * shape.kv_bytes_per_token_layer(settings.dram_kv_dtype)
+    if key_only:
+        # Layers that select read all keys and the selected values.
+        selecting = (shape.num_layers - settings.exact_layers) / layers
+        scanned *= 1 - selecting * (1 - settings.budget) / 2
     limit = batch * block * known["dram_read_gb_s"] * GB / scanned
     return {"dram_ceiling_tok_s": limit, "achieved_over_dram_ceiling": achieved / limit}
 
@@ -364,7 +440,7 @@ def summary(cell: str, found: dict) -> str:
             flat[name] = round(value["median"], 3)
         elif isinstance(value, int | float) and not isinstance(value, bool):
             flat[name] = round(value, 4)
-        elif isinstance(value, dict) and cell.startswith("attention"):
+        elif isinstance(value, dict) and "kv_tb_s" in value:
             flat[name] = f"{value['ms']:.3f} ms, {value['kv_tb_s']:.2f} TB/s"
     return f"{cell:24} {found['seconds']:6.1f} s  " + ", ".join(f"{k} {v}" for k, v in flat.items())
 
@@ -393,7 +469,7 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     bench, begun, lines = Bench(args), time.perf_counter(), []
     for cell in cells:
-        path = args.out / f"{cell.replace(':', '-')}.json"
+        path = args.out / f"{cell.replace(':', '-').replace('=', '-')}.json"
         if path.exists() and "error" not in json.loads(path.read_text()):
             lines.append(f"{cell:24} is there already")
             continue

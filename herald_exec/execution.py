@@ -10,6 +10,7 @@ import torch
 # The modules that register actions.
 from herald_exec import denoising, fetching, prefill, proxies, retrieval, shadow_actions, transfers  # noqa: F401
 from herald_exec.models.base import BlockModel
+from herald_exec.pacing import paced
 from herald_exec.policy import PlannedPolicy, Policy
 from herald_exec.pools import TORCH_DTYPES, Pools
 from herald_exec.requests import DecodeRequest, RowState, request_problems
@@ -53,6 +54,11 @@ class Options:
         Fill prompts' KV with seeded random numbers instead of computing it.
     ignore_eos
         Go on behind an EOS: speed runs.
+    key_only
+        Selection ranks by keys alone and attends to what it selected: about half the bytes of a scan, and another
+        result than the paper's. Layers that select nothing are scanned whole.
+    link_limit_gb_s
+        Hold copies back to this rate in each direction (:mod:`herald_exec.pacing`); ``None``: as fast as the link is.
     validated
         Refuse a pipeline with hazards or deadlocks; off only to show what a missing edge does.
     on_block
@@ -68,6 +74,7 @@ class Options:
     pin_cores: bool = False
     synthetic_kv: bool = False
     ignore_eos: bool = False
+    key_only: bool = False
     validated: bool = True
     seed: int = 0
     before_stage: BeforeStage | None = None
@@ -144,6 +151,8 @@ def decode(
     try:
         with _own_error(recorder, program, pipeline, options), torch.inference_mode():
             streams, actions = _device(pipeline, session, options)
+            if options.link_limit_gb_s is not None:
+                actions = paced(pipeline, actions, options.link_limit_gb_s)
             Execution(
                 program,
                 session,
@@ -202,6 +211,7 @@ def _session(pipeline: Pipeline, model: BlockModel, size: RequestSize, policy: P
         options.synthetic_kv,
         options.seed,
         options.on_block,
+        key_only=options.key_only,
     )
 
 

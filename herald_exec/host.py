@@ -1,6 +1,7 @@
 """KV in host memory: the full cache and the draft, read by the CPU kernels and by nobody else."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -10,10 +11,12 @@ import torch
 from torch import Tensor
 
 from herald_exec import kernels
-from herald_exec.kernels import PAGE_TOKENS, Draft, PagedKV, Selection
+from herald_exec.kernels import PAGE_TOKENS, Draft, PagedKV, Selection, SelectOptions
 from herald_pipeline.errors import RunError
 from herald_pipeline.model import ModelShape
 
+_COPIERS = 4
+"""Threads that put completed blocks into pages: enough for most of the memory's rate, few enough to leave cores."""
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -30,6 +33,7 @@ class HostKV:
         self.pages = PagedKV(layers, slots, shape.num_kv_heads, max(tokens, 1), shape.head_dim, _NAMES[dtype])
         self._lengths = np.zeros((layers, slots), np.int64)
         self._extra: PagedKV | None = None
+        self._copiers: ThreadPoolExecutor | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -61,19 +65,23 @@ class HostKV:
             )
         count, alike = keys.shape[3], len(set(starts)) == 1 and _consecutive(slots)
         groups = [(slice(0, len(slots)), starts[0])] if alike else [(slice(i, i + 1), s) for i, s in enumerate(starts)]
-        # Bits as integers, so that torch copies them with all its threads whatever their type.
-        pages = torch.from_numpy(self.pages.pages.view(f"i{self.dtype.itemsize}"))
+        # Bits as integers, whatever their type.
+        pages = self.pages.pages.view(f"i{self.dtype.itemsize}")
+        width = getattr(torch, f"int{8 * self.dtype.itemsize}")
         for rows, start in groups:
             at = slice(slots[rows.start], slots[rows.start] + rows.stop - rows.start)
-            for which, part in ((0, keys), (1, values)):
-                bits = part[:, rows].to(self.dtype).view(pages.dtype)
-                done = 0
-                while done < count:
-                    page, offset = divmod(start + done, PAGE_TOKENS)
-                    step = min(PAGE_TOKENS - offset, count - done)
-                    pages[:, at, :, page, which, offset : offset + step] = bits[:, :, :, done : done + step]
-                    done += step
+            bits = [part[:, rows].to(self.dtype).view(width).numpy() for part in (keys, values)]
+            self._copy(lambda layer, at=at, start=start, bits=bits: _into_pages(pages[layer, at], start, bits, layer))  # type: ignore[misc]
         self._lengths[:, slots] = np.array(starts) + count
+
+    def _copy(self, copy_layer: Callable[[int], None]) -> None:
+        """Copy every layer, by a few threads that sleep before and after.
+
+        torch's own would spin for milliseconds behind it and take cores from the selection that runs or begins.
+        """
+        if self._copiers is None:
+            self._copiers = ThreadPoolExecutor(_COPIERS, "herald-append")
+        list(self._copiers.map(copy_layer, range(self._lengths.shape[0])))
 
     def read(self, layer: int, slot: int, stop: int) -> tuple[Tensor, Tensor]:
         """Keys and values of positions ``[0, stop)``, ``[kv, stop, d]`` each."""
@@ -97,6 +105,7 @@ class HostKV:
         draft: "HostKV | None" = None,
         draft_length: int = 0,
         threads: int | None = None,
+        key_only: bool = False,
     ) -> Selection:
         """Attention of ``queries [R, x, heads, d]`` over the prefix, the draft and their ``own`` keys; and top-k.
 
@@ -120,6 +129,7 @@ class HostKV:
             np.array(budgets),
             draft=extra,
             extra_kv=alone,
+            options=SelectOptions(key_only=key_only),
             threads=threads,
         )
         if found.status.any():
@@ -184,9 +194,23 @@ class HostKV:
 
     def close(self) -> None:
         """Free the memory; a second call does nothing."""
+        if self._copiers is not None:
+            self._copiers.shutdown()
+            self._copiers = None
         self.pages.close()
         if self._extra is not None:
             self._extra.close()
+
+
+def _into_pages(pages: npt.NDArray[Any], start: int, bits: Sequence[npt.NDArray[Any]], layer: int) -> None:
+    """A layer of keys' and values' ``bits [layers, R, kv, n, d]`` into its ``pages [R, kv, page, 2, 64, d]``."""
+    count, done = bits[0].shape[3], 0
+    while done < count:
+        page, offset = divmod(start + done, PAGE_TOKENS)
+        step = min(PAGE_TOKENS - offset, count - done)
+        for which, part in enumerate(bits):
+            pages[:, :, page, which, offset : offset + step] = part[layer, :, :, done : done + step]
+        done += step
 
 
 def _consecutive(slots: Sequence[int]) -> bool:

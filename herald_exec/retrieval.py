@@ -4,6 +4,7 @@ In HERALD the pass belongs to block n + 1 and runs beside block n's steps; its q
 *is* step 0 (MAGE on the CPU), its queries are the block itself.
 """
 
+import numpy as np
 import torch
 
 from herald_exec.attention import Partial, attend_partial, merge
@@ -79,11 +80,16 @@ def select(session: Session, task: Task) -> None:
         draft=pools.hosts["draft"] if drafts else None,
         draft_length=session.block_length,
         threads=session.threads,
+        key_only=session.key_only and keeps,
     )
-    exchange.output[:rows, :queries].copy_(torch.from_numpy(found.output))
+    # Not by torch: its threads would spin for a while behind a copy of this size, beside the next kernels.
+    np.copyto(exchange.output[:rows, :queries].numpy(), found.output)
     if keeps:
         pools.indices[layer] = found
-    entries = sum(lengths) + (rows * session.block_length if drafts else 0)
+    scanned: float = sum(lengths)
+    if session.key_only and keeps:
+        scanned = (scanned + sum(row.to_select for row in lanes.rows)) / 2
+    entries = scanned + (rows * session.block_length if drafts else 0)
     task.num_bytes += entries * session.entry_bytes(host=True)
 
 

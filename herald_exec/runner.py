@@ -15,6 +15,7 @@ from herald_exec.streams import Completion, Streams
 from herald_pipeline.errors import HeraldError, RunError
 from herald_pipeline.result import Recorder
 from herald_pipeline.scheduling.program import BatchPolicy, Feedback, Idle, Launch, Program
+from herald_pipeline.stages import RowGroup
 from herald_pipeline.units import NS_PER_S
 
 BeforeStage = Callable[[Launch], None]
@@ -44,6 +45,7 @@ class Execution:
         self._actions = bind(program.pipeline, actions)
         self._pending: dict[int, Completion] = {}
         self._turns: dict[str, int] = {}
+        self._rows: list[tuple[tuple[RowGroup, ...], tuple[Row, ...]]] = []
         self._lock = threading.Lock()
         self._lockstep = program.policy is BatchPolicy.LOCKSTEP
         self._open_rows = 0
@@ -94,12 +96,21 @@ class Execution:
         return completion
 
     def _task(self, launch: Launch) -> Task:
-        running = {slot: self._requests[request.id] for slot, request in self.program.admission.running.items()}
-        rows: tuple[Row, ...] = launch_rows(self.program.pipeline, launch, running)
+        rows = self._launch_rows(launch)
         name = launch.stage.name
         turn = self._turns.get(name, 0)
         self._turns[name] = turn + 1
         return Task(launch, rows, turn)
+
+    def _launch_rows(self, launch: Launch) -> tuple[Row, ...]:
+        """Rows of a launch; all launches of a section share their groups, so a pass of 100 launches makes them once."""
+        for groups, rows in self._rows:
+            if groups is launch.groups:
+                return rows
+        running = {slot: self._requests[request.id] for slot, request in self.program.admission.running.items()}
+        made: tuple[Row, ...] = launch_rows(self.program.pipeline, launch, running)
+        self._rows = [(launch.groups, made), *self._rows[:2]]
+        return made
 
     def _carry_out(self, task: Task, completion: Completion) -> object:
         """In the stream's thread: the action of the stage, and its span."""

@@ -2,6 +2,10 @@
 
 What is masked is chosen from and decided as in :mod:`herald_exec.denoising`; rows, counts and steps come from the lane
 table, and what the host must know (accepted and open positions, the block's tokens) goes to pinned memory.
+
+A plan of steps says beforehand how many positions a step accepts, so its outcome is foreseen: the host reads the device
+once a block, for the completed blocks' tokens, and issues the steps between without waiting. A rule over confidences is
+read after every step.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +15,7 @@ from torch import Tensor
 
 from herald_exec.cuda.kernels.head import Head
 from herald_exec.cuda.lanes import Field, LaneTable
+from herald_exec.cuda.streams import Foreseen
 from herald_exec.denoising import Outcome
 from herald_exec.policy import PlannedPolicy, Policy, RulePolicy
 from herald_exec.requests import Row
@@ -61,6 +66,7 @@ class Acceptance:
         state, block = self.session.state, self.session.block_length
         policy, drafts = self.session.policy, self.session.pipeline.template.draft_step is not None
         counts, total = [], 0
+        self._open_after: set[int] = set()
         for row in rows:
             known = min(max(len(row.request.prompt) - row.prefix, 0), block)
             accepted = sum(state.commits[row.request.id][-1])
@@ -69,17 +75,20 @@ class Acceptance:
             count = 0
             if isinstance(policy, PlannedPolicy) and still > 0:
                 count = policy.count(row, state.steps[row.slot], still, block)
+                if count < still:
+                    self._open_after.add(row.slot)
             counts.append(count)
         steps = [state.steps[row.slot] for row in rows]
         is_open = [not row.mode.completes for row in rows]
+        self._counts = counts
         self.table.set(Field.ACCEPTS, counts)
         self.table.set(Field.STEP, steps)
         self.table.set(Field.IS_OPEN, [int(o) for o in is_open])
         self.table.set(Field.IS_FIRST, [int(drafts and o and s == 0) for o, s in zip(is_open, steps, strict=True)])
         return total
 
-    def issue(self, rows: Sequence[Row], normed: Tensor, total: int) -> Callable[[], Outcome]:
-        """Accept on the device; the function returned reads the outcome once the device has passed it."""
+    def issue(self, rows: Sequence[Row], normed: Tensor, total: int) -> Callable[[], Outcome] | Foreseen:
+        """Accept on the device; the outcome, or a function that reads it once the device has passed it."""
         state, block, count = self.session.state, self.session.block_length, len(rows)
         slots, starts = (self.table[field][:count].long() for field in (Field.SLOT, Field.START))
         where = (slots[:, None], starts[:, None] + self._offsets)
@@ -95,12 +104,25 @@ class Acceptance:
         # The draft: accepted and prompt tokens as they are, the argmax elsewhere.
         first = self.table[Field.IS_FIRST][:count, None] > 0
         state.draft[slots] = torch.where(first, torch.where(after, chosen, tokens), state.draft[slots])
+        if isinstance(self.session.policy, PlannedPolicy):
+            self._count_planned(rows)
+            if not any(row.mode.completes for row in rows):
+                return Foreseen(Outcome(frozenset(self._open_after), frozenset(self.session.stopped), 0))
         found = self._found[:count]
         found[:, 0], found[:, 1], found[:, 2:] = accepted.sum(dim=1), after.sum(dim=1), tokens
         self._turn = 1 - self._turn
         host = self._host[self._turn][:count]
         host.copy_(found, non_blocking=True)
-        return lambda: self._read(rows, host)
+        still_open = frozenset(self._open_after)
+        return lambda: self._read(rows, host, still_open)
+
+    def _count_planned(self, rows: Sequence[Row]) -> None:
+        """Bookkeeping of the steps of open rows, whose counts are the plan's."""
+        state = self.session.state
+        for row, count in zip(rows, self._counts, strict=True):
+            if not row.mode.completes:
+                state.commits[row.request.id][-1].append(count)
+                state.steps[row.slot] += 1
 
     def _choose(self, normed: Tensor, masked: Tensor, tokens: Tensor, total: int) -> tuple[Tensor, Tensor]:
         """Token and confidence at masked positions, ``[R, B]``; the head runs on those only."""
@@ -133,16 +155,18 @@ class Acceptance:
         accepted: Tensor = policy.rule(confidence, masked, step=step, steps=policy.steps, entropy=None)
         return accepted
 
-    def _read(self, rows: Sequence[Row], host: Tensor) -> Outcome:
-        """Bookkeeping of the host from what the device found."""
+    def _read(self, rows: Sequence[Row], host: Tensor, foreseen: frozenset[int]) -> Outcome:
+        """Bookkeeping of the host from what the device found; open rows of a plan were counted before."""
         session, state = self.session, self.session.state
-        still_open, delivered = set(), 0
+        planned = isinstance(session.policy, PlannedPolicy)
+        still_open, delivered = set(foreseen), 0
         for row, (accepted, masked, *tokens) in zip(rows, host.tolist(), strict=True):
             if not row.mode.completes:
-                state.commits[row.request.id][-1].append(accepted)
-                state.steps[row.slot] += 1
-                if masked:
-                    still_open.add(row.slot)
+                if not planned:
+                    state.commits[row.request.id][-1].append(accepted)
+                    state.steps[row.slot] += 1
+                    if masked:
+                        still_open.add(row.slot)
                 continue
             count, ended = state.deliver(row, session.eos, tokens)
             delivered += count

@@ -16,6 +16,7 @@ from herald_exec.cuda.acceptance import Acceptance
 from herald_exec.cuda.forward import LaneForward
 from herald_exec.cuda.lanes import bucket
 from herald_exec.cuda.selection import SelectionPass, has_own_pass
+from herald_exec.cuda.streams import Foreseen
 from herald_exec.denoising import Outcome
 from herald_exec.pools import KV, KVStore
 from herald_exec.prefill import prefill as prefill_rows
@@ -52,7 +53,9 @@ class DeviceActions:
         """Action name -> function."""
         own: dict[str, Action] = {"denoise": self.denoise, "prefill": self.prefill, "offload": self.offload}
         if self.selection is not None:
-            own.update(project=self.selection.project, finish=self.selection.finish)
+            own.update(
+                project=self.selection.project, finish=self.selection.finish, exact_layer=self.selection.exact_layer
+            )
         if "gathered" in self.session.pools.stores:
             own["upload"] = self.upload
         if "full" in self.session.pools.hosts:
@@ -63,8 +66,8 @@ class DeviceActions:
 
     # Main stream -----------------------------------------------------------------------------------------------------
 
-    def denoise(self, session: Session, task: Task) -> Callable[[], Outcome]:
-        """One forward of every running row; the outcome is read when the device has passed it."""
+    def denoise(self, session: Session, task: Task) -> Callable[[], Outcome] | Foreseen:
+        """One forward of every running row; its outcome is foreseen, or read when the device has passed it."""
         rows = list(task.rows)
         for row in rows:
             session.state.begin(row)
@@ -103,13 +106,15 @@ class DeviceActions:
         return entries * self.session.entry_bytes()
 
     def prefill(self, session: Session, task: Task) -> None:
-        """As on the CPU; synthetic KV is drawn in place, and the graphs of a full batch are captured first."""
+        """As on the CPU; synthetic KV is drawn in place, and all graphs of a full batch are captured first."""
         if not self._prepared:
             self._prepared = True
             slots = session.pools.slots
             self.forward.capture(bucket(slots))
             if session.pipeline.template.draft_step is not None:
                 self.forward.capture(bucket(2 * slots))
+            if self.selection is not None:
+                self.selection.prepare()
         if not session.synthetic:
             prefill_rows(session, task)
             return
@@ -197,7 +202,11 @@ class DeviceActions:
                 to[span].copy_(device_part.contiguous(), non_blocking=True)
             first = span.stop
         if self.session.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()  # this copy stream alone: its thread puts the blocks into pages
+            # This copy stream alone: its thread puts the blocks into pages. An event, because a thread that waits for
+            # a stream spins, and would take a core from the selection.
+            landed = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            landed.record()
+            landed.synchronize()
         self.session.pools.hosts[pool].append_blocks(slots, starts, *host)
         return host.num_bytes
 

@@ -121,7 +121,9 @@ class LaneForward:
             out,
         )
         shaped = launch_shape(lanes * shape.num_kv_heads, store.capacity)
-        return attend_lanes(q, pool.keys, pool.values, (own_k, own_v), row, length, **shaped)
+        # More lanes than slots: a step in which drafts go along. A full batch's are exactly twice the slots.
+        paired = lanes == 2 * session.pools.slots
+        return attend_lanes(q, pool.keys, pool.values, (own_k, own_v), row, length, paired=paired, **shaped)
 
 
 def launch_shape(pairs: int, capacity: int) -> dict[str, int]:

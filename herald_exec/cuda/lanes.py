@@ -15,6 +15,8 @@ from herald_exec.requests import Row
 from herald_exec.session import Session
 from herald_pipeline.stages import Mode
 
+_AHEAD = 4
+"""Launches that the host may be ahead of the device."""
 NOWHERE = -1
 """Storage row of a lane that stores nothing in a pool."""
 
@@ -47,14 +49,18 @@ _NOTHING = (Field.FULL_STORE_ROW, Field.SPARSE_STORE_ROW, Field.OUT_ROW)
 class LaneTable:
     """Pinned and device copies of the table, for at most ``lanes`` lanes.
 
-    Two pinned copies take turns: one may still be on its way when the next launch is prepared.
+    Pinned copies take turns: the host may prepare as many launches ahead of the device, and sleeps before it goes
+    further.
     """
 
     def __init__(self, lanes: int, device: torch.device) -> None:
         dims = (len(Field), lanes)
         self.device_table = torch.zeros(dims, dtype=torch.int32, device=device)
         self.device_table[list(_NOTHING)] = NOWHERE
-        self._host = [torch.zeros(dims, dtype=torch.int32, pin_memory=device.type == "cuda") for _ in range(2)]
+        cuda = device.type == "cuda"
+        self._host = [torch.zeros(dims, dtype=torch.int32, pin_memory=cuda) for _ in range(_AHEAD)]
+        # One that was never recorded has passed.
+        self._sent = [torch.cuda.Event(blocking=True) if cuda else None for _ in range(_AHEAD)]  # type: ignore[no-untyped-call]
         self._turn = 0
 
     def __getitem__(self, field: Field) -> Tensor:
@@ -68,7 +74,10 @@ class LaneTable:
             _lane(session, row, draft=True) for row in drafting
         ]
         columns += [_EMPTY] * (lanes - len(columns))
-        self._turn = 1 - self._turn
+        self._turn = (self._turn + 1) % _AHEAD
+        sent = self._sent[self._turn]
+        if sent is not None:
+            sent.synchronize()
         # numpy takes lists of numbers several times faster than torch.
         self._host[self._turn].numpy()[:, :lanes] = np.array(columns, np.int32).T
 
@@ -79,6 +88,9 @@ class LaneTable:
     def send(self) -> None:
         """Copy the table to the device, behind earlier work of the current stream."""
         self.device_table.copy_(self._host[self._turn], non_blocking=True)
+        sent = self._sent[self._turn]
+        if sent is not None:
+            sent.record()
 
 
 _EMPTY = tuple(NOWHERE if field in _NOTHING else 0 for field in Field)

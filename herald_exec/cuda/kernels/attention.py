@@ -224,6 +224,7 @@ def _attend(
     head_stride,
     kv_heads,
     scale,
+    half,
     B: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
@@ -235,6 +236,9 @@ def _attend(
 ):
     M: tl.constexpr = B * G
     pair = tl.program_id(0).to(tl.int64)
+    if half > 0:
+        # Neighbouring programs take lanes i and i + half, which read the same keys: the second finds them in the L2.
+        pair = (pair // 2 // kv_heads + pair % 2 * half) * kv_heads + pair // 2 % kv_heads
     lane, head = pair // kv_heads, pair % kv_heads
     split = tl.program_id(2)
     m_rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -324,6 +328,8 @@ def attend_lanes(
     lengths: Tensor,
     *,
     splits: int = 1,
+    paired: bool = False,
+    block_m: int | None = None,
     block_n: int | None = None,
     num_warps: int = 8,
     num_stages: int = 2,
@@ -342,6 +348,11 @@ def attend_lanes(
         Per lane, int32.
     splits
         Parts of a lane's keys that are read by different multiprocessors.
+    paired
+        Lanes i and i + lanes / 2 belong to one row (a block and its draft), so they run side by side and the row's
+        keys leave device memory once. Only the order of the programs depends on it.
+    block_m, block_n
+        Query rows and keys of a tile; ``None`` takes what was fastest on an H200 (fp32: what fits).
 
     Returns
     -------
@@ -352,7 +363,7 @@ def attend_lanes(
     block = own[0].shape[2]
     group = m // block
     wide = q.dtype == torch.float32
-    block_m = min(max(16, triton.next_power_of_2(m)), 64 if wide else 128)
+    block_m = min(max(16, triton.next_power_of_2(m)), block_m or (64 if wide else 128))
     block_n = block_n or (32 if wide else 64)
     out = q.new_empty(lanes * block, kv * group * dim)
     part_out, part_lse = out, out
@@ -374,6 +385,7 @@ def attend_lanes(
         keys.stride(1),
         kv,
         dim**-0.5 * _LOG2_E,
+        lanes // 2 if paired and lanes % 2 == 0 else 0,
         B=block,
         G=group,
         D=dim,

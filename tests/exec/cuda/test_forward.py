@@ -9,6 +9,7 @@ pytest.importorskip("triton", reason="Triton is not installed; it comes with the
 
 from herald_exec import Options, decode, execution
 from herald_exec.cuda.actions import DeviceActions
+from herald_exec.cuda.streams import Foreseen
 from herald_exec.models import tiny
 from herald_exec.policy import PlannedPolicy, RulePolicy
 from herald_exec.streams import ThreadStreams
@@ -42,7 +43,7 @@ class Reading(ThreadStreams):
         value = super().wait(completion)
         if callable(value):
             value = completion.value = value()
-        return value
+        return value.value if isinstance(value, Foreseen) else value
 
 
 @pytest.fixture
@@ -101,6 +102,16 @@ def test_experts_and_partly_rotated_heads_give_the_plain_tokens(kit, fused):
     )
     model = tiny(moe=moe, rotary_fraction=0.5, **SHAPE)
     plain, found = both(kit, fused, "herald", model, kit.prompts([18], 8), planned(((3, 1),)), batch=1)
+    assert found.answers == plain.answers
+
+
+def test_exact_layers_on_the_device_give_the_plain_tokens(kit, fused):
+    """``exact_layers_on=gpu``: a layer of the pass in one piece, over each row's own length."""
+    model, requests = tiny(block_length=BLOCK, num_layers=4), kit.prompts([18, 9], 8)
+    pipeline = kit.describe("herald", model.shape, budget=0.3, exact_layers_on="gpu")
+    plain = decode(pipeline, model, requests, policy=planned(((2,),)), options=Options(batch=2))
+    fused()
+    found = decode(pipeline, model, requests, policy=planned(((2,),)), options=Options(batch=2))
     assert found.answers == plain.answers
 
 
