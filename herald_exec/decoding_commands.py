@@ -40,6 +40,11 @@ SMax = Annotated[int | None, typer.Option(help="Cap of a sliding block; unbounde
 PrefixWindow = Annotated[int | None, typer.Option(help="p_min of the dsb cache [24; 4 for Dream].")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 DTypeName = Annotated[str | None, typer.Option("--dtype", help="fp32, bf16 or fp16 [the stored one; fp32].")]
+StopAtEos = Annotated[bool, typer.Option("--stop-at-eos", help="End a row once its EOS is final, as engines do.")]
+Delimiters = Annotated[
+    list[int] | None,
+    typer.Option("--delimiter", help="Token id that ends an AdaBlock block; repeat [LLaDA's; Dream's]."),
+]
 Seed = Annotated[int, typer.Option(help="Of random weights, random prompts and sampling.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
@@ -91,11 +96,20 @@ def _load(
     return _Loaded(loaded, tokenizer, items, facts)
 
 
+def _delimiters(ids: Sequence[int] | None, model: "BlockModel") -> tuple[int, ...] | None:
+    for token in ids or ():
+        raise_problems(
+            [check_number(token, "--delimiter", minimum=0, maximum=model.shape.vocab_size - 1, integer=True)]
+        )
+    return tuple(ids) if ids else None
+
+
 def _note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
 _SHORT = {
+    "nfe_before_eos": "nfe to EOS",
     "tokens_per_forward": "tok/forward",
     "seconds_per_forward": "s/forward",
     "throughput_tok_s": "tok/s",
@@ -133,6 +147,7 @@ def diff_cache(
     threshold: Threshold = None,
     s_max: SMax = None,
     prefix_window: PrefixWindow = None,
+    delimiter: Delimiters = None,
     device: Device = "cpu",
     dtype: DTypeName = None,
     seed: Seed = 0,
@@ -156,7 +171,7 @@ def diff_cache(
     batch = make_batch(
         loaded.model.shape, [item.prompt for item in loaded.items], gen_tokens, device=loaded.model.device
     )
-    found = lockstep.diff_cache(loaded.model, batch, policy)
+    found = lockstep.diff_cache(loaded.model, batch, policy, delimiters=_delimiters(delimiter, loaded.model))
     summary = lockstep.summary(found)
     choice = {"decoder": decoder, "scheduler": scheduler, "cache": cache}
     if as_json:
@@ -215,6 +230,8 @@ def bench_decoding(
     top_p: Annotated[float, typer.Option(help="Share of probability kept.")] = 1.0,
     match: Annotated[str, typer.Option(help="exact, contains or last-number (answers in text).")] = "exact",
     diagnose: Annotated[bool, typer.Option(help="Late and premature ratios (confidences of all masks).")] = False,
+    stop_at_eos: StopAtEos = False,
+    delimiter: Delimiters = None,
     check: Annotated[bool, typer.Option(help="Assert the caches' invariants each round.")] = False,
     device: Device = "cpu",
     dtype: DTypeName = None,
@@ -241,6 +258,8 @@ def bench_decoding(
         match=match,
         check=check,
         diagnose=diagnose,
+        stop_at_eos=stop_at_eos,
+        delimiters=_delimiters(delimiter, loaded.model),
     )
     result = bench(loaded.model, loaded.items, combinations, settings, tokenizer=loaded.tokenizer)
     for left_out in result["skipped"]:
@@ -248,7 +267,8 @@ def bench_decoding(
     if as_json:
         print(json.dumps({**loaded.facts, "batch": batch, "block": block, **result}))
         return
-    columns = ["decoder", "scheduler", "cache", "nfe", "tokens_per_forward", "seconds_per_forward"]
+    print(f"counted: {result['counted']}")
+    columns = ["decoder", "scheduler", "cache", "nfe", "nfe_before_eos", "tokens_per_forward", "seconds_per_forward"]
     columns += ["throughput_tok_s", "forwarded_positions", "reused_positions", "accuracy", "same_as_reference"]
     by_choice = {tuple(Combination(r["decoder"], r["scheduler"], r["cache"])): r for r in result["combinations"]}
     in_a_view = set()
@@ -273,6 +293,7 @@ def tune_decoding(
     threshold: Threshold = None,
     prefix_window: PrefixWindow = None,
     match: Annotated[str, typer.Option(help="exact, contains or last-number (answers in text).")] = "exact",
+    stop_at_eos: StopAtEos = False,
     weights: Weights = "checkpoint",
     device: Device = "cpu",
     dtype: DTypeName = None,
@@ -298,11 +319,13 @@ def tune_decoding(
         prefix_window=prefix_window,
         seed=seed,
         match=match,
+        stop_at_eos=stop_at_eos,
     )
     result = tune(loaded.model, loaded.items, settings, alpha=alpha, s_max=caps, tokenizer=loaded.tokenizer)
     if as_json:
         print(json.dumps({**loaded.facts, **result}))
         return
+    print(f"counted: {result['counted']}")
     columns = ("rung", "cache", "accuracy", "losses", "gains", "p_value", "tokens_per_forward", "throughput_tok_s")
     _print_table("tune-decoding, against fixed blocks without a cache", [result["base"], *result["rungs"]], columns)
     if result["stopped_at"]:

@@ -1,9 +1,10 @@
 """Commits that a real run recorded, and their replay through a block scheduler and a cache rule.
 
-``herald-exec bench-decoding --json`` writes the recordings; commits stay as recorded, so that only the cache rule (or a
-schedule whose blocks hold the same commits) may differ from the recorded run.
+``herald-exec bench-decoding --json`` writes the recordings. Commits stay as recorded, and so do block ends that the
+text decided, so that only the cache rule (or a schedule whose blocks hold the same commits) may differ from the run.
 """
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,9 +21,22 @@ from herald_pipeline.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Commits of one request: ``commits[round]`` are positions counted from the response's start.
+    """Commits of one request.
 
-    ``decoder``, ``scheduler`` and ``cache`` say what it was recorded under, where that is known.
+    Parameters
+    ----------
+    prompt_tokens
+        Length of the prompt.
+    commits
+        ``commits[round]``: positions, counted from the response's start.
+    decoder, scheduler, cache
+        What it was recorded under, where that is known.
+    ends
+        ``ends[round]``: end of the block that the round committed in, counted from the response's start. A schedule
+        whose ends depend on the text (AdaBlock) is replayed from them; the others find their ends themselves.
+    length
+        Positions of the response that were asked for, where a run that stopped at its EOS left some masked; without it
+        every position was committed.
     """
 
     prompt_tokens: int
@@ -30,11 +44,42 @@ class Recording:
     decoder: str = ""
     scheduler: str = ""
     cache: str = ""
+    ends: tuple[int, ...] | None = None
+    length: int | None = None
 
     @property
     def response_tokens(self) -> int:
-        """All positions of the response; every one is committed once."""
-        return sum(len(positions) for positions in self.commits)
+        """All positions of the response."""
+        return sum(len(positions) for positions in self.commits) if self.length is None else self.length
+
+
+def _whole_numbers(values: Any) -> tuple[int, ...]:
+    if not isinstance(values, list) or any(isinstance(v, bool) or not isinstance(v, int) for v in values):
+        raise TypeError
+    return tuple(values)
+
+
+def _commit_problem(commits: tuple[tuple[int, ...], ...], length: int | None) -> str | None:
+    seen = sorted(p for positions in commits for p in positions)
+    if length is None or len(seen) >= length:
+        if not seen or seen != list(range(len(seen))) or (length is not None and len(seen) != length):
+            return "commits must name every position of the response from 0 on exactly once"
+        return None
+    if not seen or len(set(seen)) != len(seen) or not 0 <= seen[0] <= seen[-1] < length:
+        return f"commits must name positions from 0 to {length - 1} (response_tokens - 1), none of them twice"
+    return None
+
+
+def _end_problem(ends: tuple[int, ...], commits: tuple[tuple[int, ...], ...], length: int) -> str | None:
+    if len(ends) != len(commits):
+        return f"ends must name one block end a round: {len(ends)} ends for {len(commits)} rounds"
+    for number, (end, positions) in enumerate(zip(ends, commits, strict=True)):
+        if not max(positions, default=0) < end <= length:
+            return (
+                f"the block of round {number} ends at {end}; it must end right of the round's commits and at most "
+                f"at the response's end, {length}"
+            )
+    return None
 
 
 def _recording(row: Any, where: str) -> Recording:
@@ -42,20 +87,27 @@ def _recording(row: Any, where: str) -> Recording:
         message = f'{where} must hold "prompt_tokens" and "commits" (lists of positions, one a round)'
         raise ConfigError(message)
     try:
-        commits = tuple(tuple(int(p) for p in positions) for positions in row["commits"])
-        prompt = int(row["prompt_tokens"])
-    except (TypeError, ValueError):
-        message = f"{where}: prompt_tokens must be a whole number, and commits lists of positions, one list a round"
+        commits = tuple(_whole_numbers(positions) for positions in row["commits"])
+        ends = None if row.get("ends") is None else _whole_numbers(row["ends"])
+        (prompt,) = _whole_numbers([row["prompt_tokens"]])
+        length = None if row.get("response_tokens") is None else _whole_numbers([row["response_tokens"]])[0]
+    except TypeError:
+        message = (
+            f"{where}: prompt_tokens and response_tokens must be whole numbers, commits lists of positions, one list a "
+            "round, and ends one position a round"
+        )
         raise ConfigError(message) from None
-    seen = sorted(p for positions in commits for p in positions)
-    if not seen or seen != list(range(len(seen))):
-        message = f"{where}: commits must name every position of the response from 0 on exactly once"
-        raise ConfigError(message)
+    problem = _commit_problem(commits, length)
     if prompt < 0:
-        message = f"{where}: prompt_tokens must be >= 0, got {prompt}"
-        raise ConfigError(message)
+        problem = f"prompt_tokens must be >= 0, got {prompt}"
     names = {name: str(row.get(name, "")) for name in ("decoder", "scheduler", "cache")}
-    return Recording(prompt, commits, **names)
+    recording = Recording(prompt, commits, **names, ends=ends, length=length)
+    if problem is None and ends is not None:
+        problem = _end_problem(ends, commits, recording.response_tokens)
+    if problem is not None:
+        message = f"{where}: {problem}"
+        raise ConfigError(message)
+    return recording
 
 
 def read_recordings(path: str | Path, **conditions: str) -> list[Recording]:
@@ -93,27 +145,51 @@ def replay(
         A recorded commit lies outside the block of the scheduler: it was recorded under another one.
     """
     if blocks.needs_delimiters:
-        message = "a recording does not say where delimiters were, so scheduler 'adablock' cannot be replayed"
-        raise ConfigError(message)
+        _check_ends(recordings)
     prompt = np.asarray([r.prompt_tokens for r in recordings])
     response = np.asarray([r.response_tokens for r in recordings])
+    rounds = np.asarray([len(r.commits) for r in recordings])
     place = np.arange(int((prompt + response).max()))[None, :]
     masked = (place >= prompt[:, None]) & (place < (prompt + response)[:, None])
     state = blocks.start(prompt, response)
     cache = cached.start(state, masked)
     records = []
-    for number in range(max(len(r.commits) for r in recordings)):
+    for number in range(int(rounds.max())):
         accepted = np.zeros_like(masked)
         for row, recording in enumerate(recordings):
             positions = recording.commits[number] if number < len(recording.commits) else ()
             accepted[row, [recording.prompt_tokens + p for p in positions]] = True
-        _check_inside(accepted & ~state.active(masked), number, recordings, state)
         plan = cached.plan(cache, state, masked, upcoming=accepted, predecessor=shifted_logits)
+        if blocks.needs_delimiters:
+            state = _opened(state, number, recordings)
+        _check_inside(accepted & ~state.active(masked), number, recordings, state)
         records.append(record_round(plan, state, masked, accepted))
         after = blocks.advance(state, masked, accepted)
         cache = cached.observe(cache, plan, state, after, accepted, blocks)
-        state, masked = after, masked & ~accepted
+        # A run that stopped at its EOS ends with its last round, whatever is masked then.
+        whole = after.end - after.prompt
+        state = dataclasses.replace(after, U=np.where(rounds <= number + 1, whole, after.U))
+        masked = masked & ~accepted
     return records
+
+
+def _check_ends(recordings: Sequence[Recording]) -> None:
+    without = [row for row, recording in enumerate(recordings) if recording.ends is None]
+    if without:
+        message = (
+            f"recording {without[0]} does not say where its blocks ended, and scheduler 'adablock' ends them where the "
+            'text does; record again with herald-exec bench-decoding, whose rows hold "ends"'
+        )
+        raise ConfigError(message)
+
+
+def _opened(state: BlockState, number: int, recordings: Sequence[Recording]) -> BlockState:
+    """``state`` with the recorded ends in blocks that are not opened yet."""
+    ends = [
+        r.prompt_tokens + r.ends[number] if r.ends is not None and number < len(r.ends) else int(e)
+        for r, e in zip(recordings, state.e, strict=True)
+    ]
+    return dataclasses.replace(state, e=np.where(state.e == state.s, np.asarray(ends), state.e))
 
 
 def _check_inside(outside: Any, number: int, recordings: Sequence[Recording], state: BlockState) -> None:

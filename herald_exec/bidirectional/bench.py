@@ -13,7 +13,7 @@ from herald_exec.checkpoints.tokenizer import TextTokenizer
 from herald_exec.models.base import BlockModel
 from herald_pipeline.decoding.policy import DecodingPolicy, combination_problem, model_policy
 from herald_pipeline.decoding.sampling import Sampler
-from herald_pipeline.decoding.statistics import summarise
+from herald_pipeline.decoding.statistics import BEFORE_EOS, summarise
 from herald_pipeline.decoding.views import VARIES, VIEWS, Combination, views_of
 
 REFERENCE = Combination("top1", "fixed", "none")
@@ -24,7 +24,8 @@ class Settings:
     """What all combinations of a bench share.
 
     ``block`` is B and S_init; ``s_max``, ``prefix_window`` and ``threshold`` as in
-    :func:`herald_pipeline.decoding.policy.model_policy`.
+    :func:`herald_pipeline.decoding.policy.model_policy`; ``stop_at_eos`` and ``delimiters`` as in
+    :class:`herald_exec.bidirectional.loop.Loop`.
     """
 
     response_length: int = 256
@@ -40,6 +41,15 @@ class Settings:
     match: str = "exact"
     check: bool = False
     diagnose: bool = False
+    stop_at_eos: bool = False
+    delimiters: tuple[int, ...] | None = None
+
+    @property
+    def counted(self) -> str:
+        """What rounds and tokens the figures count, in words."""
+        if self.stop_at_eos:
+            return "rounds and tokens until an answer's EOS is final; what is right of it is never decoded"
+        return "the whole response, what follows an EOS included; names with _before_eos count until it is final"
 
     def policy(self, combination: Combination, *, shifted_logits: bool) -> DecodingPolicy:
         """The combination's policy; settings that a choice does not have are left out of it."""
@@ -74,9 +84,11 @@ def _one_row(decoded: Decoded, row: int) -> dict[str, Any]:
         if bool(record.live[row])
     ]
     prompt = int(decoded.batch.prompt[row])
-    commits = [[p - prompt for p in rounds[row]] for rounds in decoded.commits if rounds[row]]
+    took_part = [number for number, rounds in enumerate(decoded.commits) if rounds[row]]
+    commits = [[p - prompt for p in decoded.commits[number][row]] for number in took_part]
+    ends = [decoded.ends[number][row] - prompt for number in took_part]
     statistics = summarise(records, eos_position=decoded.eos_position[one], prompt=decoded.batch.prompt[one])
-    return {**statistics, "commits_per_round": statistics["commits_per_round"][0], "commits": commits}
+    return {**statistics, "commits_per_round": statistics["commits_per_round"][0], "commits": commits, "ends": ends}
 
 
 def run_combination(
@@ -89,8 +101,9 @@ def run_combination(
 ) -> list[dict[str, Any]]:
     """Rows of one combination, one a prompt, in order.
 
-    ``response`` holds the delivered tokens, ``commits`` the positions of each round, counted from the response's start:
-    what ``herald_sim.decoding_cost`` replays.
+    ``response`` holds the delivered tokens. ``herald_sim.decoding_cost`` replays ``commits`` (the positions of each
+    round) and ``ends`` (the end of the block that it committed in), both counted from the response's start, and
+    ``response_tokens`` (the length asked for).
     """
     policy = settings.policy(combination, shifted_logits=model.shape.shifted_logits)
     sampler = Sampler(settings.temperature, settings.top_p, model.shape.mask_token_id)
@@ -108,6 +121,8 @@ def run_combination(
             check=settings.check,
             diagnose=settings.diagnose,
             threshold=settings.threshold or 0.9,
+            stop_at_eos=settings.stop_at_eos,
+            delimiters=settings.delimiters,
         )
         seconds = _row_seconds(decoded)
         for row, item in enumerate(part):
@@ -117,6 +132,7 @@ def run_combination(
                     **combination._asdict(),
                     "prompt": first + row,
                     "prompt_tokens": len(item.prompt),
+                    "response_tokens": settings.response_length,
                     "seconds": float(seconds[row]),
                     "correct": is_correct(item, response, tokenizer, settings.match, model.shape.eos_token_ids),
                     "response": response,
@@ -129,6 +145,15 @@ def run_combination(
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None
+
+
+def _before_eos(rows: Sequence[dict[str, Any]], delivered: int) -> dict[str, Any]:
+    """The figures before the EOS of all rows together; a row without its answer complete has at least one round."""
+    names = [f"{name}_before_eos" for name in BEFORE_EOS]
+    total: dict[str, Any] = {name: sum(row[name] for row in rows) for name in names}
+    nfe = total["nfe_before_eos"]
+    length = sum(row["mean_active_length_before_eos"] * row["nfe_before_eos"] for row in rows)
+    return {**total, "tokens_per_forward_before_eos": delivered / nfe, "mean_active_length_before_eos": length / nfe}
 
 
 def summarise_rows(
@@ -161,6 +186,7 @@ def summarise_rows(
         "seconds_per_forward": total["seconds"] / total["nfe"],
         "throughput_tok_s": total["delivered_tokens"] / total["seconds"],
         "mean_active_length": sum(row["mean_active_length"] * row["nfe"] for row in rows) / total["nfe"],
+        **_before_eos(rows, total["delivered_tokens"]),
         "late_ratio": _mean(row["late_ratio"] for row in rows),
         "late_ratio_before_eos": _mean(row["late_ratio_before_eos"] for row in rows),
         "premature_ratio": _mean(row["premature_ratio"] for row in rows),
@@ -183,7 +209,8 @@ def bench(
     Returns
     -------
     dict
-        ``combinations`` (one row each), ``rows`` (one for each combination and prompt), ``skipped`` (with the reason),
+        ``counted`` (what the figures count, in words), ``combinations`` (one row each), ``rows`` (one for each
+        combination and prompt), ``skipped`` (with the reason),
         ``views``: for each group in which one axis varies, what varies and which combinations were run.
     """
     wanted = list(dict.fromkeys([REFERENCE, *combinations]))
@@ -200,6 +227,8 @@ def bench(
         runs[combination] = run_combination(model, items, combination, settings, tokenizer=tokenizer)
     summaries = [summarise_rows(combination, rows, runs[REFERENCE]) for combination, rows in runs.items()]
     return {
+        "stop_at_eos": settings.stop_at_eos,
+        "counted": settings.counted,
         "combinations": summaries,
         "rows": [row for rows in runs.values() for row in rows],
         "skipped": skipped,

@@ -79,9 +79,17 @@ def _kv_error(one: VersionedKV, other: VersionedKV, length: int) -> Tensor:
 class Lockstep:
     """The cached run of one row, with a full forward of the same tokens beside each of its rounds."""
 
-    def __init__(self, model: BlockModel, row: Batch, policy: DecodingPolicy, sampler: Sampler | None = None) -> None:
+    def __init__(
+        self,
+        model: BlockModel,
+        row: Batch,
+        policy: DecodingPolicy,
+        sampler: Sampler | None = None,
+        *,
+        delimiters: tuple[int, ...] | None = None,
+    ) -> None:
         self.model = model
-        self.loop = Loop(model, row, policy, sampler, check=True)
+        self.loop = Loop(model, row, policy, sampler, check=True, delimiters=delimiters)
 
     def step(self, row_number: int) -> RoundDifference:
         """One round; the tokens that follow are the cached run's."""
@@ -130,7 +138,12 @@ class Lockstep:
 
 @torch.no_grad()
 def diff_cache(
-    model: BlockModel, batch: Batch, policy: DecodingPolicy, sampler: Sampler | None = None
+    model: BlockModel,
+    batch: Batch,
+    policy: DecodingPolicy,
+    sampler: Sampler | None = None,
+    *,
+    delimiters: tuple[int, ...] | None = None,
 ) -> list[RoundDifference]:
     """Every round of every row, rows one at a time (so that both forwards have the same shapes).
 
@@ -141,7 +154,7 @@ def diff_cache(
     """
     differences = []
     for index in range(batch.tokens.shape[0]):
-        lockstep = Lockstep(model, batch.row(index), policy, sampler)
+        lockstep = Lockstep(model, batch.row(index), policy, sampler, delimiters=delimiters)
         while not lockstep.loop.done:
             difference = lockstep.step(index)
             differences.append(difference)

@@ -5,7 +5,7 @@ The policy is :mod:`herald_pipeline.decoding`'s and pure; this module owns token
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from herald_exec.bidirectional.batch import Batch
 from herald_exec.bidirectional.forward import LOGIT_ROWS, forward_positions, read_hidden, readable
 from herald_exec.bidirectional.kv import VersionedKV
 from herald_exec.models.base import BlockModel
+from herald_pipeline.decoding.arrays import first_true
 from herald_pipeline.decoding.caches import ForwardPlan
 from herald_pipeline.decoding.policy import DecodingPolicy
 from herald_pipeline.decoding.sampling import Sampler
@@ -24,6 +25,8 @@ from herald_pipeline.errors import RunError
 
 UNREAD = -1.0
 """Confidence of positions without logits; below every real one."""
+UNCOMMITTED = -1
+"""Stands for the token of a mask where tokens are compared; no token has this id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,9 @@ class Decoded:
     seconds: list[float] = field(default_factory=list)
     commits: list[list[list[int]]] = field(default_factory=list)
 
+    ends: list[list[int]] = field(default_factory=list)
+    """``ends[round][row]``: end of the block that the round committed in, in absolute positions."""
+
     def response(self, row: int, *, trim: bool = True) -> list[int]:
         """Generated token ids of a row, up to and with its first EOS."""
         start, end = int(self.batch.prompt[row]), int(self.batch.end[row])
@@ -86,6 +92,9 @@ class Loop:
         less, a full forward beside the run gives them; it is not counted.
     threshold
         Confidence that the diagnosis calls sure.
+    stop_at_eos
+        End a row as soon as its answer is final: an EOS is committed and nothing left of it is masked. What is masked
+        right of it stays so, and neither its rounds nor its tokens are counted; nothing before it changes.
     delimiters
         Token ids that end an AdaBlock block; by default the released ones of LLaDA, or Dream where logits are shifted.
     """
@@ -100,11 +109,13 @@ class Loop:
         check: bool = False,
         diagnose: bool = False,
         threshold: float = 0.9,
+        stop_at_eos: bool = False,
         delimiters: tuple[int, ...] | None = None,
     ) -> None:
         self.model, self.batch, self.policy = model, batch, policy
         self.sampler = sampler or Sampler(mask_token_id=model.shape.mask_token_id)
         self.check, self.diagnose, self.threshold = check, diagnose, threshold
+        self.stop_at_eos = stop_at_eos
         default = DREAM_DELIMITERS if model.shape.shifted_logits else LLADA_DELIMITERS
         self.delimiters = torch.tensor(delimiters or default, device=model.device)
         self.tokens = batch.tokens.clone()
@@ -197,7 +208,22 @@ class Loop:
         self.tokens = torch.where(accepted, scores.token, self.tokens)
         self.masked = self.masked & ~accepted
         self.number += 1
+        if self.stop_at_eos:
+            eos = self.first_eos()
+            # Masks hold no token yet, so the first EOS is final once the leftmost mask lies right of it.
+            self.stop(eos < first_true(self.masked & self.state.valid(self.masked), self.state.end))
         return done
+
+    def stop(self, rows: Tensor) -> None:
+        """Take ``rows [R]`` bool out of the run; to the policy, their whole response is committed."""
+        whole = self.state.end - self.state.prompt
+        self.state = replace(self.state, U=torch.where(rows, whole, self.state.U))
+
+    def first_eos(self) -> Tensor:
+        """``[R]``: position of the first committed EOS of each response, its end where there is none."""
+        unmasked = torch.where(self.masked, UNCOMMITTED, self.tokens)
+        position: Tensor = first_eos(unmasked, self.state, self.model.shape.eos_token_ids)
+        return position
 
     def _check_commits(self, accepted: Tensor, scores: Scores) -> None:
         if bool((accepted & ~scores.read).any()):
@@ -235,10 +261,10 @@ def decode(
 ) -> Decoded:
     """Decode a batch to the end; ``options`` are :class:`Loop`'s."""
     loop = Loop(model, batch, policy, sampler, **options)
-    records, seconds, commits = [], [], []
+    records, seconds, commits, ends = [], [], [], []
     for done in loop.rounds():
         records.append(done.record)
         seconds.append(done.seconds)
         commits.append([row.nonzero()[:, 0].tolist() for row in done.accepted])
-    eos = first_eos(loop.tokens, loop.state, model.shape.eos_token_ids)
-    return Decoded(batch, loop.tokens, eos, records, seconds, commits)
+        ends.append(done.opened.e.tolist())
+    return Decoded(batch, loop.tokens, loop.first_eos(), records, seconds, commits, ends)

@@ -86,7 +86,8 @@ def tune(
     Returns
     -------
     dict
-        ``base`` and ``rungs`` (those that were run, the one that failed last), ``stopped_at`` (its name, or None) and
+        ``counted`` (what the figures count, in words), ``base`` and ``rungs`` (those that were run, the one that failed
+        last), ``stopped_at`` (its name, or None) and
         ``recommended``: the fastest by tokens a second among the rungs without significant loss, the base included.
 
     Raises
@@ -130,6 +131,8 @@ def tune(
     best = max(kept, key=lambda rung: float(rung["throughput_tok_s"]))
     return {
         "alpha": alpha,
+        "stop_at_eos": settings.stop_at_eos,
+        "counted": settings.counted,
         "prompts": len(items),
         "smallest_significant_loss": needed_losses(alpha) / len(items),
         "base": base_row,

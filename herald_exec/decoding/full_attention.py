@@ -5,7 +5,6 @@ over once nothing before them is masked.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -75,16 +74,9 @@ class _Rows:
         tokens = self._loop.tokens[row, self._given[row] : certain].tolist()
         self._given[row] = certain
         if (tokens or last) and self._delivery.deliver(self._first + row, tokens, last=last):
-            self._stop(row)
+            self._loop.stop(torch.arange(len(self._given), device=self._loop.masked.device) == row)
 
     def _certain(self, row: int) -> int:
         """Leftmost mask of a row, or its end: what lies before it is final."""
         open_ = self._loop.masked[row].nonzero()
         return int(open_[0]) if open_.numel() else int(self._loop.state.end[row])
-
-    def _stop(self, row: int) -> None:
-        """To the loop, a stopped row is one whose whole answer is committed."""
-        state = self._loop.state
-        committed = state.U.clone()
-        committed[row] = state.end[row] - state.prompt[row]
-        self._loop.state = replace(state, U=committed)

@@ -40,7 +40,8 @@ class DecodingPolicy:
     ) -> tuple[BlockState, Array]:
         """The block as this round's logits open it, and ``[rows, L]`` bool what is committed in it."""
         opened = self.blocks.open(state, confidence, delimiter)
-        candidates = masked & opened.active(masked)
+        # A row that was stopped at its EOS may still hold masks.
+        candidates = masked & opened.active(masked) & ~opened.done[:, None]
         accepted = self.rule(confidence, candidates, step=opened.step, steps=self.steps, entropy=entropy)
         return opened, self.cached.restrict(plan, opened, masked, accepted)
 

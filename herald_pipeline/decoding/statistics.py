@@ -13,6 +13,12 @@ from herald_pipeline.decoding.arrays import Array, count, first_true, positions
 from herald_pipeline.decoding.caches import ForwardPlan
 from herald_pipeline.decoding.schedulers import BlockState
 
+BEFORE_EOS = (
+    *("nfe", "tokens_per_forward", "mean_active_length", "refreshes", "forwarded_positions"),
+    *("active_positions", "window_positions", "refresh_positions", "reused_positions"),
+)
+"""Figures that :func:`summarise` gives a second time for the rounds before an answer's EOS."""
+
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
@@ -106,15 +112,18 @@ def _ratio(part: float, whole: float) -> float | None:
 def summarise(
     records: Sequence[RoundRecord], *, eos_position: Array | None = None, prompt: Array | None = None
 ) -> dict[str, Any]:
-    """A run in numbers, over all its rows.
+    """A run in numbers, over all its rows, twice: all rounds, and only those before the answer was complete.
+
+    A round is *before the EOS* if the answer's first EOS, or a position left of it, was still masked: what a run that
+    stops at the EOS would have run. Without an EOS that is every round.
 
     Parameters
     ----------
     records
         One a round, in order; at least one.
     eos_position, prompt
-        ``[rows]``: where each answer's first EOS is (its end without one), and where the response starts. With them,
-        delivered tokens and the ratios before the EOS are given.
+        ``[rows]``: where each answer's first EOS is (its end without one), and where the response starts. Without
+        them ``delivered_tokens`` and everything ``_before_eos`` is None.
 
     Returns
     -------
@@ -122,34 +131,51 @@ def summarise(
         ``nfe``: forwards summed over rows. ``forwards``: forwards of the batch. ``tokens``, ``tokens_per_forward``,
         ``mean_active_length``, ``mean_commits_per_round``, ``commits_per_round`` (a list a row), ``refreshes``,
         ``forwarded_positions`` = ``active_positions`` + ``window_positions`` + ``refresh_positions``,
-        ``reused_positions``; ``late_ratio``, ``premature_ratio`` (rounds of all rounds; None if not diagnosed) and
-        ``late_ratio_before_eos``, ``premature_ratio_before_eos``; ``delivered_tokens``,
-        ``delivered_tokens_per_forward`` (up to and with the EOS; None if unknown).
+        ``reused_positions``; ``late_ratio``, ``premature_ratio`` (rounds of all rounds; None if not diagnosed);
+        ``delivered_tokens`` (up to and with the EOS), ``delivered_tokens_per_forward``. Each name of
+        :data:`BEFORE_EOS` once more with ``_before_eos``: ``tokens_per_forward_before_eos`` is delivered tokens a round
+        before the EOS, the two ratios before the EOS also leave out what happened at or right of it.
     """
-    live = _stack(records, "live")
-    committed = _stack(records, "committed")
-    counts = {name: int(_stack(records, name).sum()) for name in ("active", "window", "refresh", "reused")}
-    nfe, tokens = int(live.sum()), int(committed.sum())
-    length = (_stack(records, "e") - _stack(records, "s"))[live]
-    delivered = None
+    live, committed = _stack(records, "live"), _stack(records, "committed")
+    everything = _counts(records, live)
+    delivered, before = None, dict.fromkeys(f"{name}_before_eos" for name in BEFORE_EOS)
     if eos_position is not None and prompt is not None:
+        eos = _host(eos_position)
         end = np.maximum.reduce(_stack(records, "e"))
-        delivered = int((np.minimum(_host(eos_position) + 1, end) - _host(prompt)).sum())
-    result: dict[str, Any] = {
-        "nfe": nfe,
+        delivered = int((np.minimum(eos + 1, end) - _host(prompt)).sum())
+        counted = _counts(records, live & (_stack(records, "first_mask") <= eos))
+        counted["tokens_per_forward"] = _ratio(delivered, counted["nfe"])
+        before = {f"{name}_before_eos": counted[name] for name in BEFORE_EOS}
+    nfe = everything["nfe"]
+    return {
+        **everything,
         "forwards": len(records),
-        "tokens": tokens,
-        "tokens_per_forward": _ratio(tokens, nfe),
+        "mean_commits_per_round": everything["tokens_per_forward"],
+        "commits_per_round": [committed[live[:, row], row].tolist() for row in range(live.shape[1])],
         "delivered_tokens": delivered,
         "delivered_tokens_per_forward": None if delivered is None else _ratio(delivered, nfe),
-        "mean_active_length": float(length.mean()),
-        "mean_commits_per_round": _ratio(tokens, nfe),
-        "commits_per_round": [committed[live[:, row], row].tolist() for row in range(live.shape[1])],
-        "refreshes": int(_stack(records, "refreshed").sum()),
-        "forwarded_positions": counts["active"] + counts["window"] + counts["refresh"],
-        **{f"{name}_positions": number for name, number in counts.items()},
+        **before,
+        **_diagnosis(records, live, eos_position),
     }
-    return {**result, **_diagnosis(records, live, eos_position)}
+
+
+def _counts(records: Sequence[RoundRecord], counted: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """Sums and means over the rounds and rows of ``counted [rounds, rows]``."""
+    sums = {
+        name: int(_stack(records, name)[counted].sum())
+        for name in ("committed", "active", "window", "refresh", "reused", "refreshed")
+    }
+    nfe = int(counted.sum())
+    length = (_stack(records, "e") - _stack(records, "s"))[counted]
+    return {
+        "nfe": nfe,
+        "tokens": sums["committed"],
+        "tokens_per_forward": _ratio(sums["committed"], nfe),
+        "mean_active_length": float(length.mean()) if nfe else None,
+        "refreshes": sums["refreshed"],
+        "forwarded_positions": sums["active"] + sums["window"] + sums["refresh"],
+        **{f"{name}_positions": sums[name] for name in ("active", "window", "refresh", "reused")},
+    }
 
 
 def _diagnosis(

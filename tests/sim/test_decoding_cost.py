@@ -81,9 +81,28 @@ def test_commits_outside_the_block_are_refused_with_the_round():
         replay([skipping], schedulers.get("fixed"), caches.get("none"))
 
 
-def test_adablock_cannot_be_replayed():
-    with pytest.raises(ConfigError, match="'adablock' cannot be replayed"):
+def test_adablock_without_recorded_ends_is_refused_with_what_to_do():
+    with pytest.raises(ConfigError, match=r"recording 0 does not say where its blocks ended.*record again"):
         replay([four_a_round()], schedulers.get("adablock"), caches.get("none"))
+
+
+def test_adablock_ends_its_blocks_where_they_were_recorded():
+    # Blocks [0, 3), [3, 8): lengths 3, 3, 5, 5, 5 in the five rounds; Dual refreshes at both block starts.
+    commits = ((0, 2), (1,), (3,), (4, 6), (5, 7))
+    recording = Recording(10, commits, ends=(3, 3, 8, 8, 8))
+    rounds = replay([recording], schedulers.get("adablock"), caches.get("dual"))
+    assert [(int(r.s[0]), int(r.e[0])) for r in rounds] == [(10, 13), (10, 13), (13, 18), (13, 18), (13, 18)]
+    assert [bool(r.refreshed[0]) for r in rounds] == [True, False, True, False, False]
+    assert [int(r.active[0]) for r in rounds] == [3, 3, 5, 5, 5]
+
+
+def test_a_recording_that_stopped_at_its_eos_ends_with_its_last_round():
+    # Two rounds of four positions out of a response of 64; the other request runs on alone.
+    stopped = Recording(10, ((0, 1), (2, 3)), length=64)
+    whole = Recording(10, tuple((i,) for i in range(8)))
+    rounds = replay([stopped, whole], schedulers.get("fixed"), caches.get("none"))
+    assert [r.live.tolist() for r in rounds] == [[True, True]] * 2 + [[False, True]] * 6
+    assert [int(r.active[0] + r.refresh[0]) for r in rounds] == [74, 74] + [0] * 6
 
 
 def write(tmp_path, content):
@@ -113,6 +132,14 @@ def test_recordings_are_read_from_a_bench_and_chosen_by_what_they_ran_under(tmp_
         ([{"prompt_tokens": 1, "commits": []}], "exactly once"),
         ([{"prompt_tokens": -1, "commits": [[0]]}], "prompt_tokens must be >= 0"),
         ([{"prompt_tokens": 1, "commits": [0]}], "lists of positions, one list a round"),
+        ([{"prompt_tokens": 1, "commits": [["0"]]}], "lists of positions, one list a round"),
+        ([{"prompt_tokens": 1, "commits": [[0], [2]], "response_tokens": 2}], r"exactly once"),
+        ([{"prompt_tokens": 1, "commits": [[0], [3]], "response_tokens": 3}], r"from 0 to 2 \(response_tokens - 1\)"),
+        ([{"prompt_tokens": 1, "commits": [[1], [1]], "response_tokens": 3}], "none of them twice"),
+        ([{"prompt_tokens": 1, "commits": [[0], [1]], "ends": [2]}], "1 ends for 2 rounds"),
+        ([{"prompt_tokens": 1, "commits": [[0], [1]], "ends": [1, 1]}], "block of round 1 ends at 1"),
+        ([{"prompt_tokens": 1, "commits": [[0], [1]], "ends": [1, 3]}], "at most at the response's end, 2"),
+        ([{"prompt_tokens": 1, "commits": [[0], [1]], "ends": ["1", "2"]}], "ends one position a round"),
     ],
 )
 def test_a_file_that_is_no_recording_is_refused(tmp_path, content, message):

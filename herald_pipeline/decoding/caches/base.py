@@ -137,7 +137,7 @@ class CacheRule(ABC):
         if not self.refresh_accepts_leftmost_only:
             return accepted
         xp = array_namespace(accepted)
-        candidates = masked & state.active(masked)
+        candidates = masked & state.active(masked) & ~state.done[:, None]
         order = xp.cumulative_sum(xp.astype(candidates, xp.int64), axis=-1)
         return xp.where(plan.refresh[:, None], candidates & (order == 1), accepted)
 

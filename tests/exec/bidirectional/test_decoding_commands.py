@@ -88,6 +88,16 @@ def test_random_weights_stand_for_a_model_by_name():
         call(*args)
 
 
+def test_stopping_at_the_eos_is_said_and_counted(folder, prompt_file):
+    args = ("bench-decoding", "--model", folder, "--prompts", prompt_file, "--gen-tokens", 8, "--block", 4, "--json")
+    whole, stopped = (json.loads(call(*args, *more).stdout) for more in ((), ("--stop-at-eos",)))
+    assert (whole["stop_at_eos"], stopped["stop_at_eos"]) == (False, True)
+    assert "until an answer's EOS is final" in stopped["counted"]
+    for a, b in zip(whole["combinations"], stopped["combinations"], strict=True):
+        assert b["nfe"] == a["nfe_before_eos"] == b["nfe_before_eos"]
+        assert b["delivered_tokens"] == a["delivered_tokens"]
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -98,6 +108,7 @@ def test_random_weights_stand_for_a_model_by_name():
         (("--batch", "0"), "--batch must be >= 1"),
         (("--scheduler", "dsb-gredy"), "unknown scheduler 'dsb-gredy'; did you mean 'dsb-greedy'"),
         (("--threshold", "1.5"), "threshold must be <= 1"),
+        (("--delimiter", "96"), "--delimiter must be <= 95, got 96"),
         (("--random-prompts", "0"), "prompts must be >= 1"),
     ],
 )

@@ -1,11 +1,14 @@
 """The decoding loop: caches against each other, batches against single rows, and what --check catches."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from herald_exec.bidirectional import Loop, decode, make_batch
 from herald_exec.bidirectional.kv import VersionedKV
 from herald_exec.models import random_model, tiny
+from herald_exec.models.base import BlockModel
 from herald_pipeline.decoding import caches
 from herald_pipeline.decoding.policy import combination_problem, make_policy
 from herald_pipeline.decoding.sampling import Sampler
@@ -222,3 +225,32 @@ def test_a_cuda_device_decodes_what_the_cpu_decodes(llada, prompts, scheduler, c
     expected = run(llada, prompts, policy)
     assert decoded.commits == expected.commits
     assert (decoded.tokens.cpu() == expected.tokens).all()
+
+
+def ending_early(model, prompts, policy):
+    """The model with an end token that the first prompt's answer does hold in its middle."""
+    whole = decode(model, make_batch(model.shape, prompts, RESPONSE), policy)
+    end_token = whole.response(0, trim=False)[RESPONSE // 2]
+    return BlockModel(replace(model.shape, eos_token_ids=(end_token,)), model.weights)
+
+
+@pytest.mark.parametrize(("scheduler", "cache"), [("fixed", "dual"), ("adablock", "prefix"), ("dsb-greedy", "dsb")])
+def test_stopping_at_the_eos_changes_no_answer_and_saves_the_rounds_after_it(model, prompts, scheduler, cache):
+    policy = policy_of(scheduler, cache)
+    ending = ending_early(model, prompts, policy)
+    whole, stopped = (run(ending, prompts, policy, stop_at_eos=stop) for stop in (False, True))
+    assert int(whole.eos_position[0]) <= len(prompts[0]) + RESPONSE // 2
+    rows = range(len(prompts))
+    assert [stopped.response(row) for row in rows] == [whole.response(row) for row in rows]
+    one, other = stopped.statistics(), whole.statistics()
+    assert one["nfe"] == one["nfe_before_eos"] == other["nfe_before_eos"] <= other["nfe"]
+    assert one["forwarded_positions"] == other["forwarded_positions_before_eos"]
+
+
+def test_a_stopped_row_takes_no_part_in_later_rounds(model, prompts):
+    # One token a forward: the first prompt's row ends rounds before the others.
+    policy = policy_of("fixed", decoder="top1")
+    decoded = run(ending_early(model, prompts, policy), prompts, policy, stop_at_eos=True)
+    live = [bool(record.live[0]) for record in decoded.records]
+    assert 0 < sum(live) < RESPONSE
+    assert all(not commits[0] for commits, took_part in zip(decoded.commits, live, strict=True) if not took_part)

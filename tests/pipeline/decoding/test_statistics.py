@@ -90,6 +90,28 @@ def test_late_and_premature_rounds_by_hand(array):
     assert summary["delivered_tokens_per_forward"] == pytest.approx(4 / 5)
 
 
+def test_rounds_before_the_eos_are_those_until_it_is_final_by_hand(array):
+    # Prompt 2, response 6, one block of 6. EOS at 4. Commits: 4 and 7, then 3, 2 (now 2..4 are final), then 5, 6.
+    policy = make_policy("confidence", "fixed", "none", scheduler_params={"block": 6})
+    rounds = [([4, 7], None), ([3], None), ([2], None), ([5], None), ([6], None)]
+    records, state = run(array, policy, 2, 6, rounds)
+    summary = summarise(records, eos_position=array([4]), prompt=state.prompt)
+    assert (summary["nfe"], summary["nfe_before_eos"]) == (5, 3)
+    assert summary["delivered_tokens"] == 3
+    assert summary["tokens_per_forward_before_eos"] == 1
+    assert (summary["forwarded_positions"], summary["forwarded_positions_before_eos"]) == (5 * 8, 3 * 8)
+    assert summary["mean_active_length_before_eos"] == 6
+
+
+def test_without_an_eos_every_round_lies_before_it(array):
+    policy = make_policy("confidence", "dsb-const", "dsb", scheduler_params={"s_init": 2})
+    records, state = run(array, policy, 2, 4, [([2], None), ([3, 4], None), ([5], None)])
+    summary = summarise(records, eos_position=state.end, prompt=state.prompt)
+    for name in ("nfe", "tokens_per_forward", "mean_active_length", "forwarded_positions", "reused_positions"):
+        assert summary[f"{name}_before_eos"] == summary[name]
+    assert summarise(records)["nfe_before_eos"] is None
+
+
 def test_ratios_are_absent_without_diagnosis(array):
     policy = make_policy("confidence", "fixed", "none", scheduler_params={"block": 2})
     records, _ = run(array, policy, 0, 2, [([0, 1], None)])
