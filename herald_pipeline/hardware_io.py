@@ -5,7 +5,6 @@ The schema is derived from the dataclasses of :mod:`herald_pipeline.hardware`. A
 ``{ same_as = "h2d_gb_s" }``); all fitted ones stand together in its ``[fitted]`` table, under their full paths.
 """
 
-import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -14,22 +13,20 @@ from typing import Any
 
 from herald_pipeline.errors import ConfigError, ProfileError, check_number, did_you_mean, unknown_name
 from herald_pipeline.hardware import (
-    MAX_FITTED,
+    DESCRIPTIVE,
     SECTIONS,
     Cpu,
     Dram,
     Engine,
     Gpu,
     Link,
-    LinkKind,
     Machine,
     Number,
     Origin,
     Profile,
     Provenance,
-    Quantity,
-    Spec,
 )
+from herald_pipeline.hardware_ranges import check_ranges
 
 _SECTION_TYPES: dict[str, type[Any]] = {"gpu": Gpu, "cpu": Cpu, "dram": Dram, "link": Link}
 _TOP_KEYS = ("name", "title", "engine", "notes", "machine", "engines", "fitted")
@@ -227,6 +224,8 @@ def _override(profile: Profile, overrides: Sequence[str]) -> Profile:
         path, separator, raw = (part.strip() for part in text.partition("="))
         if not separator:
             problems.append(f"--set {text}: write path=value, for example machine.link.h2d_gb_s=25")
+        elif path in DESCRIPTIVE:
+            problems.append(f"--set {path}: would change nothing, it describes the machine: {DESCRIPTIVE[path]}")
         elif path not in units and path not in counts:
             problems.append(f"--set {path}: unknown path{did_you_mean(path, (*units, *counts))}")
         else:
@@ -270,57 +269,3 @@ def _put(profile: Profile, path: str, value: Any) -> Profile:
     section, _, name = rest.partition(".")
     part = replace(getattr(profile.machine, section), **{name: value})
     return replace(profile, machine=replace(profile.machine, **{section: part}))
-
-
-def check_ranges(profile: Profile, where: str = "profile") -> list[str]:
-    """Warnings about doubtful numbers; :class:`ConfigError` with all impossible ones."""
-    problems: list[str] = []
-    for path, spec, quantity in profile.quantities():
-        if quantity is not None:
-            problems += _range_problems(path, spec, quantity)
-    if len(profile.fitted()) > MAX_FITTED:
-        problems.append(f"fitted: {len(profile.fitted())} numbers; a profile may hold at most {MAX_FITTED}")
-    warnings = _link_problems(profile.machine.link, problems)
-    if problems:
-        raise ConfigError([f"{where}: {problem}" for problem in problems])
-    return [f"{where}: {warning}" for warning in warnings]
-
-
-def _range_problems(path: str, spec: Spec, quantity: Quantity) -> list[str]:
-    problems = []
-    for value in quantity.values:
-        if not math.isfinite(value):
-            problems.append(f"{path} must be finite, got {value!r}")
-        elif value < 0 or (value == 0 and spec.unit != "us"):
-            bound = ">= 0" if spec.unit == "us" else "> 0"
-            problems.append(f"{path} must be {bound} {spec.unit}, got {value!r}")
-        elif spec.maximum is not None and value > spec.maximum:
-            problems.append(f"{path} must be <= {spec.maximum:g} (a share of a raw rate), got {value!r}")
-    return problems
-
-
-def _link_problems(link: Link, problems: list[str]) -> list[str]:
-    """Warnings about the link; impossible rates are added to ``problems``."""
-    if link.kind is not LinkKind.PCIE:
-        return []
-    raw, coded = link.raw_gb_s, link.coded_gb_s
-    assert raw is not None
-    assert coded is not None
-    name = f"PCIe {link.generation} x{link.lanes}"
-    warnings = []
-    for key, directions in (("h2d_gb_s", 1), ("d2h_gb_s", 1), ("duplex_gb_s", 2)):
-        quantity = getattr(link, key)
-        if quantity is None:
-            continue
-        rate = quantity.peak
-        if rate > raw * directions:
-            problems.append(
-                f"machine.link.{key} = {rate:g} GB/s is above the raw rate of {name}, {raw * directions:.1f} GB/s "
-                f"({coded * directions:.1f} GB/s after line coding); state what a large pinned copy reaches"
-            )
-        elif rate > coded * directions:
-            warnings.append(
-                f"machine.link.{key} = {rate:g} GB/s is above the {coded * directions:.1f} GB/s that {name} leaves "
-                "after line coding"
-            )
-    return warnings

@@ -13,12 +13,14 @@ from pydantic_core import SchemaValidator, ValidationError, core_schema
 from herald_pipeline.errors import did_you_mean
 from herald_pipeline.hardware import Curve, LinkKind, Number, Origin, Provenance, Quantity, Spec, specs
 
-# What each provenance must say about itself; ``assumed`` is for --set alone.
+# What each provenance must say about itself.
 _MUST_SAY = {
     Provenance.PUBLISHED: ("source",),
     Provenance.DATASHEET: ("source",),
     Provenance.MEASURED: ("command", "date"),
     Provenance.FITTED: ("pinned_by",),
+    Provenance.COUNTED: ("source",),
+    Provenance.ASSUMED: ("source",),
 }
 
 

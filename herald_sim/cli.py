@@ -240,6 +240,7 @@ def ceilings(
 
     options = Options(model, "dense", hardware, engine=engine, sets=set_ or ())
     _refuse("changes no ceiling; use --budget, --block and the like", _starting(set_, "settings."))
+    _note(*options.profile().warnings)
     rows = all_ceilings(
         options.shape(), options.profile(), context, budget=budget, steps=steps, batch=batch, block_length=block
     )
@@ -290,6 +291,7 @@ def peak(
         host_limit_gb=host_limit_gb,
     )
     pipeline, profile = options.pipeline(), options.profile()
+    _note(*profile.warnings)
     memory, length = options.memory(profile), pipeline.settings.block_length
 
     def throughput(size: int) -> float:
@@ -374,6 +376,7 @@ def explain(
         sets=set_ or (),
     )
     pipeline, profile = options.pipeline(), options.profile()
+    _note(*profile.warnings)
     found = explained(pipeline, profile, options.workload(pipeline.settings.block_length))
     if as_json:
         _print_json(found.as_dict())
@@ -427,6 +430,7 @@ def exhibit(
     from herald_sim.text import exhibit_text
 
     profile = hardware_io.resolve(hardware, engine, set_ or ())
+    _note(*profile.warnings)
     rows = exhibits.rows(name, profile)
     if as_json:
         _print_json({"exhibit": name, "hardware": profile.name, "rows": rows})
@@ -474,15 +478,18 @@ def methods(as_json: Json = False) -> None:
 
 
 @app.command()
-def hardware(as_json: Json = False) -> None:
-    """The machine profiles, what each number comes from, and which methods each can price."""
-    from herald_sim.listing import hardware_rows, hardware_text
+def hardware(
+    name: Annotated[str | None, typer.Argument(help="One profile, or a path: all its numbers.")] = None,
+    as_json: Json = False,
+) -> None:
+    """The machine profiles and the methods that each can price; with a name, where each of its numbers comes from."""
+    from herald_sim.listing import hardware_rows, hardware_text, quantities_text
 
-    rows = hardware_rows()
+    rows = hardware_rows(name)
     if as_json:
         _print_json({"hardware": rows})
     else:
-        typer.echo(hardware_text(rows))
+        typer.echo(hardware_text(rows) if name is None else quantities_text(rows[0]))
 
 
 def _refuse(why: str, given: dict[str, bool]) -> None:

@@ -5,9 +5,10 @@ from typing import Any
 from herald_pipeline import catalogue, hardware_io, methods, published
 from herald_pipeline import pipeline as pipelines
 from herald_pipeline.errors import ProfileError, unknown_name
+from herald_pipeline.hardware import Curve, Profile, Provenance
 from herald_pipeline.model import Attention
 from herald_sim.cost import needs
-from herald_sim.text import table, wrapped
+from herald_sim.text import number, table, wrapped
 
 _MODEL_FOR_NEEDS = "llada2-mini"
 """A mixture of experts: its ops include those of dense models."""
@@ -95,17 +96,17 @@ def methods_text(rows: list[dict[str, Any]]) -> str:
     return "\n\n".join(parts)
 
 
-def hardware_rows() -> list[dict[str, Any]]:
-    """Every profile: title, engines, numbers by provenance, and the methods that it can price or what they lack."""
+def hardware_rows(only: str | None = None) -> list[dict[str, Any]]:
+    """Every profile, or the one named: engines, each number and what it rests on, the methods that it can price."""
     wanted = {name: needs(pipelines.build(catalogue.get(_MODEL_FOR_NEEDS), name)) for name in methods.names()}
     rows = []
-    for name in hardware_io.names():
-        profile = hardware_io.resolve(name)
+    for wanted_name in hardware_io.names() if only is None else (only,):
+        profile = hardware_io.resolve(wanted_name)
         counts: dict[str, int] = {}
         for _, _, quantity in profile.quantities():
-            # A number that repeats a neighbour is not one more of its kind.
-            if quantity is not None and not quantity.origin.same_as:
-                kind = str(quantity.origin.provenance)
+            if quantity is not None:
+                # A number that repeats a neighbour is not one more of its kind.
+                kind = "repeated" if quantity.origin.same_as else str(quantity.origin.provenance)
                 counts[kind] = counts.get(kind, 0) + 1
         lacking: dict[str, list[str]] = {}
         for method, required in wanted.items():
@@ -115,17 +116,55 @@ def hardware_rows() -> list[dict[str, Any]]:
                 lacking[method] = [path for path, _ in profile.missing(required)]
         rows.append(
             {
-                "name": name,
+                "name": profile.name,
                 "title": profile.title,
                 "engines": list(profile.engines),
                 "engine": profile.engine.name,
                 "provenance": counts,
+                "quantities": quantity_rows(profile),
                 "notes": list(profile.notes),
                 "methods": [method for method in wanted if method not in lacking],
                 "lacking": lacking,
             }
         )
     return rows
+
+
+def quantity_rows(profile: Profile) -> list[dict[str, Any]]:
+    """Every number that a profile states: value or curve, unit, provenance, spread, and what it rests on."""
+    rows = []
+    for path, _, quantity in profile.quantities():
+        if quantity is None:
+            continue
+        origin = quantity.origin
+        rests_on = f"repeats {origin.same_as}: {origin.note}" if origin.same_as else origin.pinned_by or origin.source
+        if origin.provenance is Provenance.MEASURED and not origin.same_as:
+            rests_on = " ".join(text for text in (origin.command, origin.date, origin.source) if text)
+        rows.append(
+            {
+                "name": path,
+                "value": list(quantity.values) if isinstance(quantity, Curve) else quantity.peak,
+                **({"x": list(quantity.x), "x_unit": quantity.x_unit} if isinstance(quantity, Curve) else {}),
+                "unit": quantity.unit,
+                "provenance": "repeated" if origin.same_as else str(origin.provenance),
+                "spread": origin.spread,
+                "rests_on": rests_on,
+            }
+        )
+    return rows
+
+
+def quantities_text(row: dict[str, Any]) -> str:
+    """One profile in full: a paragraph about it, then each number and what it rests on."""
+    lines = [hardware_text([row]), ""]
+    for one in row["quantities"]:
+        value = one["value"]
+        shown = f"{number(min(value))} to {number(max(value))}" if isinstance(value, list) else number(value)
+        spread = "" if one["spread"] is None else f" +- {100 * one['spread']:.0f}%"
+        lines.append(f"{one['name']} = {shown} {one['unit']}{spread}, {one['provenance']}")
+        if one["rests_on"]:
+            lines.append(wrapped(f"    {one['rests_on']}", hang=4))
+    return "\n".join(lines)
 
 
 def hardware_text(rows: list[dict[str, Any]]) -> str:

@@ -212,11 +212,15 @@ def facts(
 
 
 def provenance(profile: Profile) -> Mapping[str, Any]:
-    """Where the profile's numbers come from: each provenance with its quantities, and this run's overrides."""
+    """Where the profile's numbers come from: each provenance with its quantities, and this run's overrides.
+
+    A quantity that stands in for a neighbour is ``repeated``, and counts for none of the others.
+    """
     found: dict[str, list[str]] = {}
     for path, _, quantity in profile.quantities():
         if quantity is not None:
-            found.setdefault(str(quantity.origin.provenance), []).append(path)
+            kind = "repeated" if quantity.origin.same_as else str(quantity.origin.provenance)
+            found.setdefault(kind, []).append(path)
     return {**{kind: sorted(paths) for kind, paths in sorted(found.items())}, "overrides": list(profile.overrides)}
 
 

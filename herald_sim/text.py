@@ -65,8 +65,9 @@ def result_text(result: Result) -> str:
         f"  block           {_seconds(result.block_time_s)}  (first block {_seconds(result.first_block_time_s)})",
         f"  main stream     {_seconds(result.main_time_s)} of forwards, waits {_seconds(result.stall_s)}, "
         f"{_seconds(result.exposed_transfer_s)} of it for transfers alone",
-        f"  retrieval       {_seconds(result.retrieval_time_s)} from its first launch to its last",
     ]
+    if result.retrieval_time_s:
+        lines.append(f"  retrieval       {_seconds(result.retrieval_time_s)} a pass, from its first launch to its last")
     if result.forwards_per_block is not None and result.tokens_per_forward is not None:
         forwards, tokens = result.forwards_per_block, result.tokens_per_forward
         lines.append(f"  forwards        {forwards:.2f} a row's block, {tokens:.2f} tokens each")
