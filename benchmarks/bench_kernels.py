@@ -15,7 +15,8 @@ from pathlib import Path
 from rich.console import Console
 
 from herald_exec import kernels
-from herald_exec.kernels.benchmark import bench_kernels, cpu_model, show_bench
+from herald_exec.kernels.benchmark import bench_kernels, show_bench
+from herald_exec.kernels.measuring import cpu_model
 
 
 def main() -> None:

@@ -15,13 +15,14 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from herald_exec import kernels
 from herald_exec.kernels import GatherTuning, SelectOptions, Tuning, _core
-from herald_exec.kernels.benchmark import KV_HEADS, KernelBench, Variant, cpu_model
 from herald_exec.kernels.dispatch import tier_index
+from herald_exec.kernels.measuring import KV_HEADS, KernelBench, Variant, cpu_model
 
 T = Tuning
 Way = Callable[[], float]
@@ -30,6 +31,7 @@ Way = Callable[[], float]
 SCANS: dict[str, Tuning] = {
     "no prefetch": T(),
     "V during K, K during V": T(distance=1),
+    "V during K, near": T(distance=1, near=True),
     "1 page": T(distance=2),
     "2 pages": T(distance=4),
     "2 pages, 4 streams": T(distance=4, streams=4),
@@ -42,10 +44,12 @@ SCANS: dict[str, Tuning] = {
 TILED: dict[str, Tuning] = {
     "tiles, no prefetch": T(tiles=True),
     "tiles, V during K": T(distance=1, tiles=True),
+    "tiles, V during K, near": T(distance=1, tiles=True, near=True),
     "tiles, 1 page": T(distance=2, tiles=True),
     "tiles, 2 pages": T(distance=4, tiles=True),
     "tiles, 1 page, late": T(distance=2, late=True, tiles=True),
     "tiles, 2 pages, late": T(distance=4, late=True, tiles=True),
+    "tiles, 1 page, late, near": T(distance=2, late=True, tiles=True, near=True),
     "tiles, 1 page, late, turned": T(distance=2, late=True, turned=True, tiles=True),
     "tiles, 1 page, late, 4 streams": T(distance=2, late=True, streams=4, tiles=True),
     "tiles, 1 page, late, turned, warm": T(distance=2, late=True, turned=True, tiles=True, warm=256),
@@ -53,7 +57,8 @@ TILED: dict[str, Tuning] = {
         distance=2, late=True, turned=True, tiles=True, warm=256, streams=4
     ),
 }
-KEY_ONLY = ("no prefetch", "1 page", "2 pages", "2 pages, 4 streams", "tiles, 1 page", "tiles, 2 pages")
+#: options beyond the paper, by name of the scan they run with
+OPTIONS = ("no prefetch", "1 page", "2 pages", "2 pages, 4 streams", "tiles, 1 page", "tiles, 2 pages")
 GATHERS: dict[str, GatherTuning] = {
     f"ahead {ahead}, {level}{', scattered' * scattered}{'' if streaming else ', through the cache'}": GatherTuning(
         ahead, level, scattered, streaming
@@ -137,8 +142,10 @@ def table(title: str, found: dict[str, list[float]]) -> list[dict[str, object]]:
     return [{"part": title, **row} for row in rows]
 
 
-def scan_ways(bench: KernelBench, threads: int, key_only: bool, x: int) -> dict[str, Way]:
-    """One call a variant: GB/s of K and V (``key_only``: of K) over enough heads for every thread."""
+def scan_ways(
+    bench: KernelBench, threads: int, x: int, *, key_only: bool = False, keys8: bool = False
+) -> dict[str, Way]:
+    """One call a variant: GB/s over enough heads for every thread, always of K and V, whatever is really read."""
     best = kernels.usable_tiers()[-1]
     wide = [tier for tier in kernels.usable_tiers() if tier.startswith("avx512")]
     plain = wide[0] if wide else best
@@ -146,15 +153,15 @@ def scan_ways(bench: KernelBench, threads: int, key_only: bool, x: int) -> dict[
     chosen = {f"{plain}: {name}": (plain, tuning) for name, tuning in SCANS.items()}
     if best == "amx":
         chosen |= {f"{best}: {name}": (best, tuning) for name, tuning in TILED.items()}
-    if key_only or x > 1:
-        chosen = {name: way for name, way in chosen.items() if name.partition(": ")[2] in KEY_ONLY}
+    if key_only or keys8 or x > 1:
+        chosen = {name: way for name, way in chosen.items() if name.partition(": ")[2] in OPTIONS}
 
     def way(tier: str, tuning: Tuning) -> Way:
-        variant = Variant("", tier, x, threads, SelectOptions(key_only=key_only, tuning=tuning))
+        variant = Variant("", tier, x, threads, SelectOptions(key_only=key_only, tuning=tuning), keys8)
 
         def measure() -> float:
             seconds, _found = bench.run(variant, rows)
-            return rows * bench.row_bytes / (2 if key_only else 1) / seconds / 1e9
+            return rows * bench.row_bytes / seconds / 1e9
 
         return measure
 
@@ -203,19 +210,21 @@ def main() -> None:
     size = f"{bench.pool.nbytes / 2**30:.1f} GiB, {huge / 2**20:.1f} GiB of it in huge pages"
     print(f"{cpu_model()}; {threads} threads; pool {size}")
     rows: list[dict[str, object]] = []
-    for share, title, count, key_only, x in (
-        (0.4, f"scan, x = 1, {threads} threads", threads, False, 1),
-        (0.25, "scan, x = 1, one thread", 1, False, 1),
-        (0.1, f"key-only, x = 1, {threads} threads", threads, True, 1),
-        (0.1, f"scan, x = 2, {threads} threads", threads, False, 2),
-    ):
+    parts: list[tuple[float, str, int, int, dict[str, Any]]] = [
+        (0.36, f"scan, x = 1, {threads} threads", threads, 1, {}),
+        (0.2, "scan, x = 1, one thread", 1, 1, {}),
+        (0.1, f"key-only, x = 1, {threads} threads", threads, 1, {"key_only": True}),
+        (0.1, f"8-bit keys, x = 1, {threads} threads", threads, 1, {"keys8": True}),
+        (0.1, f"scan, x = 2, {threads} threads", threads, 2, {}),
+    ]
+    for share, title, count, x, more in parts:
         kernels.set_tier(kernels.usable_tiers()[-1])
-        ways = scan_ways(bench, count, key_only, x)
+        ways = scan_ways(bench, count, x, **more)
         found = rounds(ways, lambda count=count: read_gb_s(bench, count), share * options.seconds)
         rows += table(title, found)
     kernels.set_tier(None)
     ways, copy, _keep = gather_ways(bench, threads)
-    rows += table(f"gather, {threads} threads", rounds(ways, copy, 0.15 * options.seconds))
+    rows += table(f"gather, {threads} threads", rounds(ways, copy, 0.14 * options.seconds))
     if options.out:
         result = {
             "schema": "herald.kernel-tuning/1",

@@ -1,17 +1,14 @@
 """Speed of the kernels beside the ceilings of the same run.
 
-Everything alternates: each repetition measures the read ceiling, then every variant once, so that a machine that slows
-down slows all of them. Reported are medians, ratios against the ceiling of the same repetition, and where time went.
-
-GB/s counts K and V once (`key_only`: K only, `bytes_read`); GFLOP/s counts 4 x rows x head_dim per key (scores and PV).
+Reported are medians over interleaved repetitions (:mod:`.measuring`), ratios against the ceiling of the same
+repetition, and where time went. GB/s counts K and V once, whatever is really read (key-only and 8-bit keys read less,
+so they may exceed the ceiling); GFLOP/s counts 4 x rows x head_dim per key (scores and PV).
 """
 
 import os
-import platform
 import statistics
 import time
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -21,135 +18,12 @@ from rich.table import Table
 from herald_pipeline.errors import ConfigError, check_number, raise_problems
 
 from . import _core
-from .bandwidth import memcpy_gb_s, peak_gflops, pool_read_gb_s
+from .bandwidth import memcpy_gb_s, peak_gflops
 from .dispatch import active_tier, capabilities, set_tier, usable_tiers
-from .selection import Selection, SelectOptions, gather, kernel_kind, select, topk
+from .measuring import BUDGET, GROUP, HEAD_DIM, KV_HEADS, QUERIES, KernelBench, Variant, cpu_model, plan
+from .selection import gather, kernel_kind, topk
 from .store import PagedKV
-from .tuning import Tuning, default_tuning
-
-GROUP, KV_HEADS, HEAD_DIM, BUDGET = 4, 4, 128, 0.05
-QUERIES = (1, 2, 4, 8, 16, 32)
-SAMPLE_SECONDS = 0.15  # a slow variant measures fewer rows
-
-
-@dataclass
-class Variant:
-    """One measured kernel: a tier, x, threads and options, with its samples."""
-
-    name: str
-    tier: str
-    x: int
-    threads: int
-    options: SelectOptions = field(default_factory=SelectOptions)
-    rows: int = 0
-    gb_s: list[float] = field(default_factory=list)
-    of_ceiling: list[float] = field(default_factory=list)
-    phases: list[Any] = field(default_factory=list)
-
-
-def cpu_model() -> str:
-    """The processor's own name, where the system tells."""
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-class KernelBench:
-    """A filled pool and its queries, measured by interleaved repetitions."""
-
-    def __init__(self, context: int, threads: int, pool_gib: float, seed: int = 0) -> None:
-        per_row = context * KV_HEADS * HEAD_DIM * 4
-        self.rows = max(1, round(pool_gib * 2**30 / per_row))
-        self.context, self.threads = context, threads
-        self.pool = PagedKV(1, self.rows, KV_HEADS, context, HEAD_DIM)
-        self.pool.fill_normal(seed, threads)
-        self.row_bytes = per_row
-        rng = np.random.default_rng(seed)
-        self.queries = rng.standard_normal((self.rows, max(QUERIES), GROUP * KV_HEADS, HEAD_DIM)).astype(np.float32)
-        self.k = max(1, int(BUDGET * context))
-        self._first = 0
-
-    def run(self, variant: Variant, rows: int) -> tuple[float, Selection]:
-        """Seconds of one selection over ``rows`` requests, taken in turn so that none is in a cache."""
-        set_tier(variant.tier)
-        slots = (np.arange(rows) + self._first) % self.rows
-        self._first = int(slots[-1]) + 1
-        queries = np.ascontiguousarray(self.queries[:rows, : variant.x])
-        lengths, budget = np.full(rows, self.context), np.full(rows, self.k)
-        start = time.perf_counter()
-        found = select(
-            self.pool,
-            0,
-            slots,
-            lengths,
-            queries,
-            budget,
-            options=variant.options,
-            threads=variant.threads,
-            measure=True,
-        )
-        return time.perf_counter() - start, found
-
-    def size(self, variant: Variant) -> None:
-        """Rows per sample: all of the pool, or what fits in the time of a sample; warms up as it goes."""
-        self.run(variant, 1)
-        seconds, _ = self.run(variant, 1)
-        units = 8 * variant.threads // KV_HEADS + 1  # below this the tail of the queue shows
-        variant.rows = max(1, min(self.rows, max(units if variant.threads > 1 else 1, int(SAMPLE_SECONDS / seconds))))
-        if seconds * variant.rows > 4 * SAMPLE_SECONDS * variant.threads:
-            variant.rows = max(1, min(variant.rows, variant.threads // KV_HEADS))
-
-    def measure(self, variants: list[Variant], repeats: int) -> dict[int, list[float]]:
-        """Fill the variants' samples; returns the read ceilings per thread count, GB/s."""
-        for variant in variants:
-            self.size(variant)
-        ceilings: dict[int, list[float]] = {}
-        best = usable_tiers()[-1]
-        for _ in range(repeats):
-            set_tier(best)
-            now = {}
-            for threads in sorted({variant.threads for variant in variants}):
-                now[threads] = pool_read_gb_s(self.pool, threads)
-                ceilings.setdefault(threads, []).append(now[threads])
-            for variant in variants:
-                seconds, found = self.run(variant, variant.rows)
-                gb_s = variant.rows * self.row_bytes / seconds / 1e9
-                variant.gb_s.append(gb_s)
-                variant.of_ceiling.append(gb_s / now[variant.threads])
-                variant.phases.append(found.phase_seconds / found.phase_seconds.sum())
-        return ceilings
-
-
-def plan(threads: int, tiers: list[str], queries: tuple[int, ...] = QUERIES) -> list[Variant]:
-    """Variants of one run: every tier at each x, and the options on the best tier."""
-    best = tiers[-1]
-    wide = [tier for tier in tiers if tier.startswith("avx512")] or [best]
-    found = [Variant(f"{tier} x={x}", tier, x, threads) for tier in tiers for x in queries if _worth(tier, tiers, x)]
-    if threads > 1:
-        found.append(Variant(f"{best} x=1, one thread", best, 1, 1))
-    paper = SelectOptions(paper_like=True)
-    found += [Variant(f"{wide[0]} x={x}, paper-like", wide[0], x, threads, paper) for x in (1, max(queries))]
-    found.append(Variant(f"{best} x=1, key-only", best, 1, threads, SelectOptions(key_only=True)))
-    found.append(
-        Variant(f"{best} x={max(queries)}, key-only", best, max(queries), threads, SelectOptions(key_only=True))
-    )
-    if "avx512bf16" in tiers:
-        found.append(Variant("avx512bf16 x=1, bf16 PV", "avx512bf16", 1, threads, SelectOptions(pv="bf16")))
-    found += [
-        Variant(f"{best} x=1, prefetch {pages}", best, 1, threads, SelectOptions(tuning=Tuning(distance=2 * pages)))
-        for pages in (0, 1, 2, 4)
-    ]
-    return found
-
-
-def _worth(tier: str, tiers: list[str], x: int) -> bool:
-    """Slow tiers beside fast ones only at the ends of the curve; tiers that share a kernel once."""
-    if tier == "avx512bf16" and x > 1:
-        return False
-    return tier in tiers[-2:] or tier == "avx512" or x in (1, 32)
+from .tuning import default_tuning
 
 
 def _roofs(tiers: list[str], threads: int) -> dict[str, dict[str, float]]:
@@ -167,7 +41,8 @@ def _roofs(tiers: list[str], threads: int) -> dict[str, dict[str, float]]:
 
 def _row(variant: Variant, context: int, roofs: dict[str, dict[str, float]]) -> dict[str, Any]:
     set_tier(variant.tier)
-    kind = kernel_kind(variant.x * GROUP, "bf16", HEAD_DIM, "f32" if variant.options.paper_like else variant.options.pv)
+    pv = "f32" if variant.options.paper_like else variant.options.pv
+    kind = "few" if variant.keys8 else kernel_kind(variant.x * GROUP, "bf16", HEAD_DIM, pv)
     gb_s = statistics.median(variant.gb_s)
     gflops = gb_s / (4 * HEAD_DIM) * (4 * variant.x * GROUP * HEAD_DIM)
     roof = "amx" if kind == "amx" else "fma"
@@ -182,6 +57,7 @@ def _row(variant: Variant, context: int, roofs: dict[str, dict[str, float]]) -> 
         "rows": variant.rows,
         "paper_like": variant.options.paper_like,
         "key_only": variant.options.key_only,
+        "keys8": variant.keys8,
         "tuning": asdict(variant.options.tuning or default_tuning()),
         "gb_s": gb_s,
         "gb_s_samples": [round(value, 3) for value in variant.gb_s],

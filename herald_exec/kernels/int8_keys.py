@@ -6,9 +6,9 @@ the selected entries' V, as with ``key_only``. Beyond the paper.
 
 What is exact. Scores, weights and order of the candidates are those of K. Only two things rest on 8-bit scores: which
 positions are candidates, and the softmax's denominators where no candidate contributes. A score is off by at most
-``scale / 2 * sum |q|`` (scaled queries); with twice the budget as candidates a position is lost only if it is off by
-the distance from rank k to rank 2 k. The denominators, sums of thousands of terms with errors of either sign, weigh the
-query heads of a group against each other by some 1e-4 wrong.
+``scale / 2 * sum |q|`` (scaled queries); a position is lost only if it is off by
+the distance from rank k to the last candidate. The denominators, sums of thousands of terms with errors of either sign,
+weigh the query heads of a group against each other by some 1e-4 wrong.
 """
 
 import ctypes

@@ -48,7 +48,7 @@ class SelectOptions:
     smoothing: int = 1
     keep_importance: bool = False
     paper_like: bool = False
-    candidates: float = 2.0
+    candidates: float = 1.5
     tuning: Tuning | None = None
 
     def __post_init__(self) -> None:

@@ -14,9 +14,13 @@ import torch
 from .dispatch import usable_tiers
 
 if TYPE_CHECKING:
-    from .benchmark import KernelBench
+    from .measuring import KernelBench
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]
+
+
+#: Before every measured call of either side: the threads of the one before spin on, on the very CPUs of the next.
+PAUSE_SECONDS = 0.05
 
 
 def matmul_softmax_topk(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kept: int) -> torch.Tensor:
@@ -40,7 +44,7 @@ def attention_and_scores_topk(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
 
 def bench_torch(bench: "KernelBench", threads: int, repeats: int) -> list[dict[str, Any]]:
     """GB/s of both compositions and ours, alternating in one process, same bytes, x = 1 and the largest x."""
-    from .benchmark import GROUP, HEAD_DIM, KV_HEADS, Variant
+    from .measuring import GROUP, HEAD_DIM, KV_HEADS, Variant
 
     ways: dict[str, Callable[..., torch.Tensor]] = {
         "matmul + softmax + topk": matmul_softmax_topk,
@@ -62,11 +66,12 @@ def bench_torch(bench: "KernelBench", threads: int, repeats: int) -> list[dict[s
             samples: dict[str, list[float]] = {name: [] for name in (*ways, "ours")}
             for repeat in range(min(repeats, 5) + 1):
                 for name, way in ways.items():
+                    time.sleep(PAUSE_SECONDS)
                     start = time.perf_counter()
                     way(q, k, v, bench.k)
                     if repeat:
                         samples[name].append(nbytes / (time.perf_counter() - start) / 1e9)
-                time.sleep(0.05)  # OpenMP's threads spin on after their work, on the very CPUs of ours
+                time.sleep(PAUSE_SECONDS)
                 seconds, _found = bench.run(ours, min(requests, bench.rows))
                 if repeat:
                     samples["ours"].append(min(requests, bench.rows) * bench.row_bytes / seconds / 1e9)

@@ -39,6 +39,8 @@ class Tuning:
         PV passes of more query rows over shorter pieces of V (few rows over long pieces otherwise).
     tiles
         Scores of fewer than 16 query rows on matrix tiles, as three bf16 parts of each query: fp32 accuracy.
+    near
+        Prefetch into the first cache instead of the second.
     warm
         KiB of the next head's KV that are asked for while importance is summed.
     """
@@ -48,6 +50,7 @@ class Tuning:
     late: bool = False
     turned: bool = False
     tiles: bool = False
+    near: bool = False
     warm: int = 0
 
     def __post_init__(self) -> None:

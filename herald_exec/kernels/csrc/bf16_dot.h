@@ -132,7 +132,7 @@ static void FN(attend_dot)(const herald_attend *args) {
         float *p = (float *)(args->p + (args->keep_p ? (size_t)tile * FN(p_tile_few)(rows) : 0));
         FN(qk_few)(k, stride, n, q, chunks, rows, 1, p,
                    prefetch_of(ahead_bytes ? k + ahead_bytes : NULL, HERALD_TILE * stride,
-                               HERALD_TILE / QK_KEYS * chunks, args->tuning.streams));
+                               HERALD_TILE / QK_KEYS * chunks, &args->tuning));
         int rescale = FN(softmax_few)(p, n, rows, args->m, args->l, scale);
         if (args->keep_p) memcpy(args->p_max + tile * rows, args->m, sizeof(float) * (size_t)rows);
         if (!args->output) continue;

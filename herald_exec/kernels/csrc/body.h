@@ -63,18 +63,22 @@ INLINE void prefetch_bytes(const char *from, int64_t bytes) {
 typedef struct {
     const char *from;
     int64_t lines, apart, step;
+    int near;
 } prefetch;
 
-/* `bytes` from `from` on over `steps` steps, as `streams` streams (each taking its share of the bytes). */
-INLINE prefetch prefetch_of(const char *from, int64_t bytes, int64_t steps, int streams) {
+/* `bytes` from `from` on over `steps` steps. */
+INLINE prefetch prefetch_of(const char *from, int64_t bytes, int64_t steps, const herald_tuning *tuning) {
     int64_t lines = (bytes / 64 + steps - 1) / steps;
-    prefetch found = {from, from ? lines : 0, 64, lines * 64};
-    if (streams > 1 && lines > 1) found.apart = bytes / lines, found.step = 64;
+    prefetch found = {from, from ? lines : 0, 64, lines * 64, tuning->near};
+    if (tuning->streams > 1 && lines > 1) found.apart = bytes / lines, found.step = 64;
     return found;
 }
 INLINE void prefetch_step(prefetch ahead, int64_t step) {
     const char *at = ahead.from + step * ahead.step;
-    for (int64_t line = 0; line < ahead.lines; line++, at += ahead.apart) __builtin_prefetch(at, 0, 2);
+    if (ahead.near)
+        for (int64_t line = 0; line < ahead.lines; line++, at += ahead.apart) __builtin_prefetch(at, 0, 3);
+    else
+        for (int64_t line = 0; line < ahead.lines; line++, at += ahead.apart) __builtin_prefetch(at, 0, 2);
 }
 
 /* count rows of head_dim elements to fp32 rows of `stride` floats, zero beyond head_dim. */
@@ -105,20 +109,25 @@ static void FN(widen)(const char *from, int dtype, int head_dim, int count, floa
 
 /* Rows of fp32 (queries, outputs) to and from the order in which load_chunk yields elements. */
 static void FN(pack)(const float *from, int rows, int head_dim, int padded, int bf16, float *to) {
-    for (int row = 0; row < rows; row++, from += head_dim, to += padded)
-        for (int c = 0; c < padded; c++) {
-            int in = c % CHUNK_FLOATS, source = c;
-            if (bf16) source = c - in + (in < W ? 2 * in : 2 * (in - W) + 1);
-            to[c] = source < head_dim ? from[source] : 0.0f;
+    for (int row = 0; row < rows; row++, from += head_dim, to += padded) {
+        if (!bf16) {
+            memcpy(to, from, sizeof(float) * (size_t)head_dim);
+            memset(to + head_dim, 0, sizeof(float) * (size_t)(padded - head_dim));
+            continue;
         }
+        for (int c = 0; c < padded; c += CHUNK_FLOATS) /* bf16 only where head_dim fills its chunks */
+            for (int i = 0; i < W; i++) to[c + i] = from[c + 2 * i], to[c + W + i] = from[c + 2 * i + 1];
+    }
 }
 static void FN(unpack)(const float *from, int rows, int head_dim, int padded, int bf16, float *to) {
-    for (int row = 0; row < rows; row++, from += padded, to += head_dim)
-        for (int c = 0; c < padded; c++) {
-            int in = c % CHUNK_FLOATS, target = c;
-            if (bf16) target = c - in + (in < W ? 2 * in : 2 * (in - W) + 1);
-            if (target < head_dim) to[target] = from[c];
+    for (int row = 0; row < rows; row++, from += padded, to += head_dim) {
+        if (!bf16) {
+            memcpy(to, from, sizeof(float) * (size_t)head_dim);
+            continue;
         }
+        for (int c = 0; c < padded; c += CHUNK_FLOATS)
+            for (int i = 0; i < W; i++) to[c + 2 * i] = from[c + i], to[c + 2 * i + 1] = from[c + W + i];
+    }
 }
 
 INLINE void qk_rows(const char *k, int64_t stride, int n, const float *q, int chunks, int rows, int bf16, float *s,
@@ -238,7 +247,7 @@ INLINE void pv_pass(const char *v, int64_t stride, int n, const float *p, int ch
 typedef struct {
     const char *k, *v;
     int64_t bytes; /* of one tile */
-    int streams;
+    const herald_tuning *tuning;
 } pv_prefetch;
 
 static int FN(pv_passes)(int chunks, int rows, int most, int wide) {
@@ -254,9 +263,9 @@ INLINE void pv_tile(const char *v, int64_t stride, int n, const float *p, int ch
     for (int j = 0; j < n; j += SUB_TILE) {
         int count = n - j < SUB_TILE ? n - j : SUB_TILE;
         if (ahead && ahead->k && ahead->v) {
-            lines = prefetch_of(j ? ahead->v : ahead->k, ahead->bytes, SUB_TILE * passes, ahead->streams);
+            lines = prefetch_of(j ? ahead->v : ahead->k, ahead->bytes, SUB_TILE * passes, ahead->tuning);
             pass = 0;
-        } else if (ahead && !j) lines = prefetch_of(ahead->v, ahead->bytes, 2 * SUB_TILE * passes, ahead->streams);
+        } else if (ahead && !j) lines = prefetch_of(ahead->v, ahead->bytes, 2 * SUB_TILE * passes, ahead->tuning);
         int chunk = 0;
         for (; chunk < chunks; chunk += chunk + wide <= chunks ? wide : 1)
             for (int row = 0; row < rows; row += most, pass++) {
@@ -335,7 +344,7 @@ static void FN(attend_few)(const herald_attend *args) {
         if (!direct) FN(widen)(k, args->dtype, args->head_dim, n, wide, dim), k = (const char *)wide;
         if (!tiles || !QK_TILES(args, tiles, k, n, p, late ? NULL : k_ahead))
             FN(qk_few)(k, stride, n, q, chunks, rows, bf16, p,
-                       prefetch_of(late ? NULL : k_ahead, tile_half, qk_steps, tuning->streams));
+                       prefetch_of(late ? NULL : k_ahead, tile_half, qk_steps, tuning));
         if (args->raw) p = memcpy(apart, p, FN(p_tile_few)(rows));
         int rescale = FN(softmax_few)(p, n, rows, args->m, args->l, scale);
         if (args->keep_p) memcpy(args->p_max + tile * rows, args->m, sizeof(float) * (size_t)rows);
@@ -345,7 +354,7 @@ static void FN(attend_few)(const herald_attend *args) {
                 for (int c = 0; c < dim; c += W)
                     vf_store(o + row * dim + c, vf_mul(vf_load(o + row * dim + c), vf_set1(scale[row])));
         if (!direct) FN(widen)(v, args->dtype, args->head_dim, n, wide, dim), v = (const char *)wide;
-        pv_prefetch ahead = {late ? k_ahead : NULL, v_ahead, tile_half, tuning->streams};
+        pv_prefetch ahead = {late ? k_ahead : NULL, v_ahead, tile_half, tuning};
         FN(pv_few)(v, stride, n, p, chunks, rows, bf16, o, fetch ? &ahead : NULL, tuning->turned);
     }
     if (tiles) STOP_TILES();
@@ -409,7 +418,7 @@ static void FN(scan_int8)(const herald_attend *args) {
         const float *scale = (const float *)(k + HERALD_TILE * stride);
         const char *next = ahead_tiles ? k + ahead_tiles * args->stream.tile_bytes : NULL;
         float *p = (float *)(args->p + (size_t)tile * FN(p_tile_few)(rows));
-        prefetch ahead = prefetch_of(next, args->stream.tile_bytes, HERALD_TILE / QK_KEYS * steps, args->tuning.streams);
+        prefetch ahead = prefetch_of(next, args->stream.tile_bytes, HERALD_TILE / QK_KEYS * steps, &args->tuning);
         for (int row = 0; row < rows; row += 4, ahead.lines = 0) {
             const int16_t *qr = q + row * dim;
             float *sr = p + row * HERALD_TILE;

@@ -60,6 +60,7 @@ typedef struct {
     int late;     /* all of a page's prefetches go between the PV steps, none between those of the scores */
     int turned;   /* the tier's other shape of PV passes */
     int tiles;    /* scores of few rows on matrix tiles, where the tier has them */
+    int near;     /* prefetch into the first cache, not the second */
     int warm;     /* at most these KiB of the next unit's KV asked for while this one's importance is summed */
 } herald_tuning;
 

@@ -98,7 +98,7 @@ static int herald_amx_qk_tiles(const herald_attend *args, char *tiles, const cha
     int blocks = args->head_dim / 32, fours = (args->rows + 3) / 4;
     int64_t stride = 2 * (int64_t)args->head_dim;
     float *scores = (float *)(tiles + fours * blocks * TILE_BYTES);
-    prefetch lines = prefetch_of(ahead, KEYS * stride, 4 * blocks, args->tuning.streams);
+    prefetch lines = prefetch_of(ahead, KEYS * stride, 4 * blocks, &args->tuning);
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     vf nan = vf_set1(0.0f);
     if (n < KEYS) {
