@@ -1,5 +1,7 @@
 """``python -m herald_exec.evaluation``: what selection costs in accuracy, and how much of the best selection it finds.
 
+python -m herald_exec.evaluation study --reduced --out out/study.jsonl
+python -m herald_exec.evaluation show out/study.jsonl
 python -m herald_exec.evaluation grid --reduced
 python -m herald_exec.evaluation recall --context 1024 --samples 4
 """
@@ -50,6 +52,65 @@ def _write(row: dict[str, Any], out: Path | None) -> None:
 
 
 @app.command()
+def study(
+    model: Model = "herald-ref",
+    reduced: Annotated[bool, typer.Option("--reduced", help="The plan for two CPU cores.")] = False,
+    rule: Annotated[list[str] | None, typer.Option("--rule", help="Only these; may be repeated.")] = None,
+    budget: Annotated[list[float] | None, typer.Option("--budget", help="Instead of the plan's.")] = None,
+    task: Annotated[list[str] | None, typer.Option("--task", help="Only these; may be repeated.")] = None,
+    context: Annotated[list[int] | None, typer.Option("--context", help="Instead of the plan's.")] = None,
+    samples: Annotated[int | None, typer.Option("--samples", help="Instead of the plan's.")] = None,
+    device: Device = "cpu",
+    out: Out = None,
+) -> None:
+    """Accuracy, T and retrieval cost of every rule and budget of the plan; all rules share one prefill."""
+    from herald_exec.evaluation.plan import FULL, REDUCED, check_study, run_study
+
+    plan = REDUCED if reduced else FULL
+    known = dict(plan.rules)
+    rules = {name: tuple(budget or known.get(name, (0.05,))) for name in rule or known}
+    if "dense" in rules:
+        rules["dense"] = (1.0,)
+    plan = replace(plan, rules=tuple(rules.items()), tasks=tuple(task or plan.tasks))
+    plan = replace(plan, contexts=tuple(context or plan.contexts))
+    plan = replace(plan, samples=plan.samples if samples is None else samples)
+    check_study(plan)
+    loaded, material = _load(model, device)
+    for row in run_study(loaded, material, plan):
+        _write(row, out)
+
+
+Results = Annotated[Path, typer.Argument(help="JSON lines that study --out wrote.")]
+
+
+@app.command()
+def show(results: Results, as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
+    """Table I's counterpart, the cost front, and T, from a study's results."""
+    from herald_exec.evaluation.summary import read_rows, summary, text
+
+    found = summary(read_rows(results))
+    print(json.dumps(found) if as_json else text(found))
+
+
+@app.command()
+def steps(
+    results: Results,
+    rule: Annotated[str, typer.Option("--rule", help="Whose T.")] = "herald",
+    budget: Annotated[float | None, typer.Option("--budget", help="At this budget [the only one].")] = None,
+    task: Annotated[list[str] | None, typer.Option("--task", help="Only these; may be repeated.")] = None,
+    out: Annotated[Path, typer.Option("--out", help="CSV: T by request (line) and block (column).")] = Path(
+        "steps.csv"
+    ),
+) -> None:
+    """T of every block that was decoded, as herald-sim run --steps-file reads it; prints their histogram."""
+    from herald_exec.evaluation.summary import histogram, read_rows, steps_lines
+
+    lines = steps_lines(read_rows(results), rule, budget, task)
+    out.write_text("".join(",".join(map(str, line)) + "\n" for line in lines), encoding="utf-8")
+    print(json.dumps({"requests": len(lines), "histogram": histogram(lines)}))
+
+
+@app.command()
 def grid(
     model: Model = "herald-ref",
     reduced: Annotated[bool, typer.Option("--reduced", help="The plan for two CPU cores.")] = False,
@@ -94,7 +155,7 @@ def recall(
 ) -> None:
     """Recall of six selection rules against each step's oracle: Fig. 9's means, Fig. 7's buckets."""
     from herald_exec.evaluation.grid import FIRST_SEED
-    from herald_exec.evaluation.recall import RecallStudy, by_bucket, mean_recall
+    from herald_exec.evaluation.recall import RecallStudy, budget_factors, by_bucket, mean_recall
     from herald_exec.reference.tasks import draw_samples
 
     raise_problems(
@@ -116,6 +177,8 @@ def recall(
     print(json.dumps({"pairs": len({(r["task"], r["sample"], r["block"], r["step"]) for r in rows}), "means": means}))
     for bucket in by_bucket(rows):
         print(json.dumps(bucket))
+    for factor in budget_factors(rows):
+        print(json.dumps({"mage_recall_regained_at": factor}))
 
 
 def main() -> None:

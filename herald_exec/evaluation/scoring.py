@@ -33,14 +33,16 @@ def rounded_to_int8(keys: Tensor) -> Tensor:
     """Keys as 8-bit integers with one scale a row give them back; fp32."""
     wide = keys.float()
     scale = wide.abs().amax(dim=-1, keepdim=True).clamp_min(1e-20) / 127
-    return (wide / scale).round() * scale
+    rounded: Tensor = (wide / scale).round() * scale
+    return rounded
 
 
 def _fold(q: Tensor, kv_heads: int) -> Tensor:
     """``[R, x, heads, d]`` -> scaled ``[R, kv, x * G, d]`` in fp32."""
     rows, x, heads, dim = q.shape
     folded = q.view(rows, x, kv_heads, heads // kv_heads, dim).permute(0, 2, 1, 3, 4).flatten(2, 3)
-    return folded.float() * dim**-0.5
+    scaled: Tensor = folded.float() * dim**-0.5
+    return scaled
 
 
 def select(q: Tensor, prefix: KV, extra: KV | None, own: KV, rule: Rule, count: int) -> Scored:

@@ -5,7 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from herald_exec.evaluation.recall import RecallStudy, by_bucket, importance, mean_recall, overlap
+from herald_exec.evaluation.recall import (
+    FACTORS,
+    RecallStudy,
+    budget_factors,
+    by_bucket,
+    importance,
+    mean_recall,
+    overlap,
+)
 from herald_exec.models import random_model, tiny_shape
 from herald_exec.reference import read_shipped_material
 from herald_exec.reference.tasks import draw_sample
@@ -65,14 +73,14 @@ def test_every_rule_and_factor_is_measured_on_the_same_steps(rows):
     steps = {}
     for row in rows:
         steps.setdefault((row["rule"], row["factor"]), []).append((row["sample"], row["block"], row["step"]))
-    assert len(steps) == 6 * 4
+    assert len(steps) == 6 * len(FACTORS)
     assert len({tuple(sorted(found)) for found in steps.values()}) == 1
 
 
 def test_more_budget_never_finds_less_and_chance_finds_its_share(rows):
     means = mean_recall(rows)
     for rule in ("mage", "draft", "omit", "representative", "herald", "random"):
-        found = [means[rule, factor] for factor in (1.0, 1.4, 1.75, 2.5)]
+        found = [means[rule, factor] for factor in FACTORS]
         assert found == sorted(found)
     assert means["random", 1.0] == pytest.approx(0.1, abs=0.04)
     assert means["random", 2.5] == pytest.approx(0.25, abs=0.05)
@@ -99,3 +107,33 @@ def test_what_recall_cannot_be_measured_on_is_refused(model, samples):
         RecallStudy(full, samples)
     with pytest.raises(ConfigError, match="budget"):
         RecallStudy(model, samples, budget=0.9)
+
+
+def made_rows(recalls, samples=8):
+    """Rows of made-up recalls by rule and factor, alike in all samples but for a little."""
+    return [
+        {"task": "log", "context": 256, "sample": sample, "block": 1, "step": 0, "rule": rule, "factor": factor}
+        | {"recall": value + 0.001 * sample}
+        for sample in range(samples)
+        for rule, values in recalls.items()
+        for factor, value in zip((1.0, 2.0), values, strict=True)
+    ]
+
+
+def test_the_factor_that_regains_mages_recall_is_where_the_lines_cross():
+    rows = made_rows({"mage": (0.7, 0.9), "draft": (0.6, 0.8), "representative": (0.5, 0.6), "herald": (0.8, 0.9)})
+    found = {entry["rule"]: entry for entry in budget_factors(rows)}
+    assert found["draft"]["value"] == pytest.approx(1.5)
+    assert found["draft"]["low"] == pytest.approx(1.5)
+    assert found["representative"]["value"] is None
+    assert found["herald"]["value"] == 1.0
+
+
+def test_the_factors_interval_widens_with_disagreement():
+    """Half of the samples cross at 1.2, half at 1.8: the mean lies between, and so do the ends."""
+    early, late = {"mage": (0.7, 0.9), "draft": (0.68, 0.78)}, {"mage": (0.7, 0.9), "draft": (0.62, 0.72)}
+    rows = made_rows(early, 6) + [row | {"sample": row["sample"] + 10} for row in made_rows(late, 6)]
+    (found,) = budget_factors(rows, rules=("draft",))
+    assert found["low"] < found["value"] < found["high"]
+    assert found["value"] == pytest.approx(1.5, abs=0.02)
+    assert found["high"] - found["low"] > 0.1
