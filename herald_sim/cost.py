@@ -12,7 +12,6 @@ from typing import Literal
 
 from herald_pipeline.hardware import Profile, Quantity, known
 from herald_pipeline.pipeline import Pipeline
-from herald_pipeline.scheduling.program import Launch
 from herald_pipeline.stages import LaunchShape, Layout, Op, OpKind, Repeat, Stage, Work
 
 # 1 TFLOP/s is 1000 FLOP/ns; 1 GB/s is 1 byte/ns.
@@ -79,7 +78,6 @@ _COPY_LAYOUT_EFFICIENCY = {
     Layout.STREAMED: "streamed_copy_efficiency",
     Layout.SCATTERED: "scattered_copy_efficiency",
 }
-_MAX_SEEN = 256
 _MAX_OPS = 4096
 _MATRICES = frozenset({OpKind.QKV, OpKind.OUTPUT, OpKind.FFN, OpKind.HEAD})
 _MOVES = frozenset({OpKind.SELECT, OpKind.GATHER, OpKind.COPY})
@@ -127,6 +125,7 @@ class CostModel:
         own = engine.retrieval_layer_overhead_us
         self._retrieval_layer_ns = None if own is None else own.peak * _NS_PER_US
         self._stage_ns = _optional(engine.stage_overhead_us) * _NS_PER_US
+        self._head_share = 1.0 if engine.head_token_share is None else engine.head_token_share.peak
         # Without a GPU, cores play it: some for the main stream, the others for retrieval and every copy.
         self._emulated = machine.gpu.emulated
         self._kernels = max(1, round(known(engine.kernels_per_layer).peak))
@@ -137,37 +136,11 @@ class CostModel:
         moe = self.pipeline.model.moe
         self._experts = moe.num_experts if moe else 1
         self._per_token = moe.experts_per_token if moe else 1
-        # Of each stage: the newest shape (launches of a section share one object), its costs by layer class, and the
-        # class of each layer; then all costs of the last shapes seen.
-        self._newest: dict[str, tuple[LaunchShape, dict[int, Cost], Mapping[int | None, int]]] = {}
-        self._seen: dict[tuple[str, LaunchShape], dict[int, Cost]] = {}
         self._classes: dict[str, Mapping[int | None, int]] = {}
-        self._of_ops: dict[tuple[str, tuple[int, ...]], tuple[Work, Cost]] = {}
         # By identity: the description hands out the same op for the same tokens.
         self._op_ns: dict[int, tuple[Op, float]] = {}
         self._uses: dict[Uses, Uses] = {}
         self._gemm_shares: dict[int, float] = {}
-
-    def price(self, launch: Launch) -> Cost:
-        """Cost of ``launch``, worked out once for a shape and for layers that cost the same."""
-        shape = launch.shape
-        newest = self._newest.get(launch.stage.name)
-        if newest is None or newest[0] is not shape:
-            newest = self._look_up(launch.stage, shape)
-        layer_class = newest[2][launch.layer]
-        cost = newest[1].get(layer_class)
-        if cost is None:
-            cost = newest[1][layer_class] = self.stage_cost(launch.stage, shape, launch.layer)
-        return cost
-
-    def _look_up(
-        self, stage: Stage, shape: LaunchShape
-    ) -> tuple[LaunchShape, dict[int, Cost], Mapping[int | None, int]]:
-        if len(self._seen) >= _MAX_SEEN:
-            self._seen.clear()
-        costs = self._seen.setdefault((stage.name, shape), {})
-        newest = self._newest[stage.name] = (shape, costs, self.layer_classes(stage, shape))
-        return newest
 
     def layer_classes(self, stage: Stage, shape: LaunchShape) -> Mapping[int | None, int]:
         """Layers of ``stage`` -> a number that layers of equal work share; worked out once, for the first shape."""
@@ -181,19 +154,10 @@ class CostModel:
 
     def stage_cost(self, stage: Stage, shape: LaunchShape, layer: int | None) -> Cost:
         """Cost of one launch of ``stage``."""
-        work = stage.work(shape, layer)
-        # Ops that depend on tokens alone are the same objects for every block, and so is what they cost.
-        key = (stage.name, tuple([id(op) for repeat in work for op in repeat.ops]))
-        known = self._of_ops.get(key)
-        if known is not None:
-            return known[1]
-        if len(self._of_ops) >= _MAX_SEEN:
-            self._of_ops.clear()
-        cost = self._cost(stage, work)
-        self._of_ops[key] = (work, cost)  # the work keeps its ops alive, so that their ids stay theirs
-        return cost
+        return self.work_cost(stage, stage.work(shape, layer))
 
-    def _cost(self, stage: Stage, work: Work) -> Cost:
+    def work_cost(self, stage: Stage, work: Work) -> Cost:
+        """Cost of ``work`` done by a launch of ``stage``."""
         hbm = flops = h2d = d2h = dram = 0.0
         for repeat in work:
             count = repeat.count
@@ -217,6 +181,8 @@ class CostModel:
         segments: list[tuple[float, int]] = []
         if self._stage_ns and work:
             phases.append(Flow(round(self._stage_ns), ()))
+        if self._engine.decide_overhead_us is not None and stage.decides and work:
+            phases.append(Flow(round(self._decide_ns(work)), ()))
         for repeat in _expanded(work):
             layer_ns = 0.0
             kinds: set[OpKind] = set()
@@ -245,6 +211,11 @@ class CostModel:
         if self._emulated and stage.stream != "main":
             phases = [self._on_retrieval_cores(phase) for phase in phases]
         return tuple(phases)
+
+    def _decide_ns(self, work: Work) -> float:
+        """The host's turn before a launch that decides, by its rows."""
+        rows = work[0].ops[0].tokens / self.pipeline.settings.block_length
+        return self._read("decide_overhead_us", self._engine.decide_overhead_us, rows) * _NS_PER_US
 
     def _layer_segment(self, layer_ns: float, kinds: set[OpKind], small: bool, count: int) -> tuple[float, int]:
         """Kernels of ``count`` layers' parts: equal shares of the part's time and its fixed cost."""
@@ -346,13 +317,17 @@ class CostModel:
         return time
 
     def _op_time(self, op: Op) -> float:
+        if op.kind is OpKind.HEAD and self._head_share < 1:
+            rate = self._peak * self._gemm_share(max(1, round(op.tokens * self._head_share)))
+            return self._longer(op.weight_bytes / self._weight_rate, op.gpu_flops * self._head_share / rate)
         if op.kind in _MATRICES:
             rate = self._peak * self._gemm_share(op.tokens)
             return self._longer(op.weight_bytes / self._weight_rate, op.gpu_flops / rate)
         if op.kind is OpKind.EXPERTS:
             return self._experts_ns(op)
         if op.kind is OpKind.SAMPLE:
-            return op.hbm_bytes * known(self._engine.sampler_passes).peak / self._hbm
+            size = op.hbm_bytes * self._head_share
+            return size * known(self._engine.sampler_passes).peak / self._hbm
         share = self._read("attention_efficiency", self._engine.attention_efficiency, op.hbm_bytes)
         time = op.hbm_bytes / (self._hbm * share)
         if op.kind is not OpKind.TOP_K:

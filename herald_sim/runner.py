@@ -6,29 +6,54 @@ has queues of simulated time.
 
 import gc
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from herald_pipeline.result import Recorder
-from herald_pipeline.scheduling.program import BatchPolicy, Feedback, Idle, Launch, Program
-from herald_pipeline.stages import RowGroup
+from herald_pipeline.scheduling.program import BatchPolicy, Feedback, Idle, Issue, Launch, Program
+from herald_pipeline.scheduling.rows import Taken
+from herald_pipeline.scheduling.wiring import Plan
+from herald_pipeline.stages import LaunchShape, RowGroup, Rows, Stage
 from herald_pipeline.steps import FixedSteps, Steps
 from herald_sim.checks import Ledger
 from herald_sim.clock import Alarm, Clock
 from herald_sim.cost import Cost, CostModel, Phase
+from herald_sim.pricing import Pricer
 from herald_sim.resources import Gpu, SharedRates, Work
 
 
-class _Run(Work):
-    """One launch on its way: how many launches it waits for, and the phases that have not begun."""
+class _Lane(Work):
+    """A stream, which has one launch under way at a time: that launch, and its phases that have not begun."""
 
-    __slots__ = ("awaited", "blockers", "cost", "followers", "launch", "phases", "queued_ns", "start_ns")
+    __slots__ = ("cost", "phases", "position", "section", "small", "start_ns")
+    section: "_Section"
+    position: int
+    cost: Cost
+    phases: Iterator[Phase]
+    start_ns: int
 
-    def __init__(self, launch: Launch, cost: Cost, now_ns: int) -> None:
-        self.launch = launch
-        self.cost = cost
-        self.queued_ns = self.start_ns = now_ns
-        self.phases: Iterator[Phase] = iter(cost.phases)
-        self.blockers = 0
-        self.followers: list[_Run] = []
+    def __init__(self, small: bool) -> None:
+        self.small = small
+
+
+class _Layout(NamedTuple):
+    """What a section's plan means here: of each position its lane, and which of ``pricers`` says what it costs."""
+
+    lanes: tuple[_Lane, ...]
+    pricers: tuple[tuple[Pricer, Rows], ...]
+    costs_as: tuple[int, ...]
+
+
+class _Section:
+    """A section on its way: how many launches each of its launches still waits for, and what each costs."""
+
+    __slots__ = ("awaited", "blockers", "costs", "issue", "layout", "queued_ns")
+
+    def __init__(self, issue: Issue, layout: _Layout, costs: list[Cost], now_ns: int) -> None:
+        self.issue = issue
+        self.layout = layout
+        self.costs = costs
+        self.blockers = list(issue.plan.blockers)
+        self.queued_ns = now_ns
         self.awaited = False
 
 
@@ -52,16 +77,23 @@ class Simulation:
         self._costs = costs
         self._steps = steps
         self._ledger = ledger
+        self._in_full = ledger is not None or recorder.trace is not None
         self._last_tokens = last_tokens or {}
         self._prompt_tails = {request: tail for request, tail in (prompt_tails or {}).items() if tail}
         self._block_length = program.pipeline.settings.block_length
         self._start_kernels = Gpu(self.env, self._next_phase).start
         self._start_flow = SharedRates(self.env, self._next_phase).start
-        self._small = {stream.name: stream.high_priority for stream in program.pipeline.template.streams}
+        self._lanes = {stream.name: _Lane(stream.high_priority) for stream in program.pipeline.template.streams}
         self._host = (self._issue,)
-        self._launches = program.launches()
-        self._pending: dict[int, _Run] = {}
-        self._newest: dict[str, _Run] = {}
+        self._issues = program.issues()
+        self._layouts: dict[int, _Layout] = {}
+        self._pricers: dict[tuple[str, int], Pricer] = {}
+        self._pending: set[int] = set()
+        """Launches that have been issued and have not ended."""
+        self._newest: dict[str, int] = {}
+        """Each stream's last launch issued."""
+        self._held_up: dict[int, list[tuple[_Section, int]]] = {}
+        """Launches of later sections that wait for a launch."""
         self._lockstep = program.policy is BatchPolicy.LOCKSTEP
         self._fixed = steps.count if self._lockstep and isinstance(steps, FixedSteps) else None
         self._step = 0
@@ -84,14 +116,14 @@ class Simulation:
 
     def program_ended(self) -> None:
         """Nothing may be left: a launch that still waits is a fault of ours."""
-        assert not self._pending, f"{len(self._pending)} launches never ran: {[*self._pending][:5]}"
+        assert not self._pending, f"{len(self._pending)} launches never ran: {sorted(self._pending)[:5]}"
 
     def _issue_at(self, at_ns: int, decided: Launch | None = None) -> None:
         """Let the host go on at ``at_ns``, with what the launch ``decided`` has found."""
         self.env.at(at_ns, decided, self._host)
 
     def _issue(self, alarm: Alarm) -> None:
-        """The host: issues launches in order, until it must know what a forward finds or nothing is there to run.
+        """The host: issues sections in order, until it must know what a forward finds or nothing is there to run.
 
         An event's callback and not a simpy process: a process costs a second event each time that it waits.
         """
@@ -100,74 +132,127 @@ class Simulation:
         feedback = None if decided is None else self._feedback(decided, now)
         while True:
             try:
-                launch = self._launches.send(feedback)
+                issue = self._issues.send(feedback)
             except StopIteration:
                 return
             feedback = None
-            if isinstance(launch, Idle):
-                self._issue_at(max(now, launch.until_ns))
+            if isinstance(issue, Idle):
+                self._issue_at(max(now, issue.until_ns))
                 return
-            run = self._enqueue(launch, now)
-            if launch.stage.decides:
-                if launch.id in self._pending:
-                    run.awaited = True
+            section = self._enqueue(issue, now)
+            decider = issue.plan.decider
+            if decider is not None:
+                if issue.first + decider in self._pending:
+                    section.awaited = True
                     return
-                feedback = self._feedback(launch, now)
+                feedback = self._feedback(issue.launch(decider), now)
 
     # Launches --------------------------------------------------------------------------------------------------------
 
-    def _enqueue(self, launch: Launch, now: int) -> _Run:
-        """Behind its stream's newest launch and the launches that it waits for."""
-        run = _Run(launch, self._costs.price(launch), now)
-        pending, stream = self._pending, launch.stage.stream
-        newest = self._newest.get(stream)
-        if newest is not None:
-            newest.followers.append(run)
-            run.blockers = 1
-        for number in launch.after:
-            earlier = pending.get(number)
-            if earlier is not None and earlier is not newest:
-                earlier.followers.append(run)
-                run.blockers += 1
-        pending[launch.id] = run
-        self._newest[stream] = run
-        if not run.blockers:
-            run.start_ns = now
-            self._next_phase(run, now)
-        return run
+    def _enqueue(self, issue: Issue, now: int) -> _Section:
+        """Each launch behind its stream's newest one and the launches that it waits for."""
+        plan, first, taken = issue.plan, issue.first, issue.taken
+        layout = self._layouts.get(id(plan)) or self._lay_out(plan, taken)
+        costs = [pricer.price(taken[rows][1]) for pricer, rows in layout.pricers]
+        section = _Section(issue, layout, costs, now)
+        pending, newest, blockers, outside = self._pending, self._newest, section.blockers, issue.outside
+        waits = {position: {newest[stream]} for stream, position in plan.first_on if newest.get(stream) in pending}
+        for position, numbers in outside.items():
+            waits[position] = waits[position] | numbers if position in waits else numbers
+        for position, numbers in waits.items():
+            for number in numbers:
+                if number in pending:
+                    blockers[position] += 1
+                    self._held_up.setdefault(number, []).append((section, position))
+        pending.update(range(first, first + len(plan.launches)))
+        for stream, position in plan.last_on:
+            newest[stream] = first + position
+        for position in plan.ready:
+            if not blockers[position]:
+                self._begin(section, position, now)
+        return section
 
-    def _next_phase(self, run: _Run, now: int) -> None:
+    def _lay_out(self, plan: Plan, taken: Mapping[Rows, Taken]) -> _Layout:
+        """The plan's layout; worked out once, for the program issues a few plans again and again."""
+        which: dict[Pricer, int] = {}
+        pricers: list[tuple[Pricer, Rows]] = []
+        costs_as: list[int] = []
+        for stage, layer, *_ in plan.launches:
+            pricer = self._pricer(stage, layer, taken[stage.rows][1])
+            if pricer not in which:
+                which[pricer] = len(pricers)
+                pricers.append((pricer, stage.rows))
+            costs_as.append(which[pricer])
+        lanes = tuple(self._lanes[planned.stage.stream] for planned in plan.launches)
+        layout = self._layouts[id(plan)] = _Layout(lanes, tuple(pricers), tuple(costs_as))
+        return layout
+
+    def _pricer(self, stage: Stage, layer: int | None, shape: LaunchShape) -> Pricer:
+        """The prices of ``stage`` in ``layer``: one for all layers of equal work."""
+        alike = (stage.name, self._costs.layer_classes(stage, shape)[layer])
+        if alike not in self._pricers:
+            self._pricers[alike] = Pricer(self._costs.work_cost, stage, layer)
+        return self._pricers[alike]
+
+    def _begin(self, section: _Section, position: int, now: int) -> None:
+        """Nothing holds the launch up any more."""
+        layout = section.layout
+        lane = layout.lanes[position]
+        lane.section = section
+        lane.position = position
+        lane.start_ns = now
+        cost = lane.cost = section.costs[layout.costs_as[position]]
+        lane.phases = iter(cost.phases)
+        self._next_phase(lane, now)
+
+    def _next_phase(self, lane: _Lane, now: int) -> None:
         """Give the next phase to its resource; the last one ends the launch."""
-        phase = next(run.phases, None)
+        phase = next(lane.phases, None)
         if phase is None:
-            self._finish(run, now)
+            self._finish(lane, now)
         elif phase.on_gpu:
-            self._start_kernels(run, phase, self._small[run.launch.stage.stream], now)
+            self._start_kernels(lane, phase, lane.small, now)
         else:
-            self._start_flow(run, phase, now)
+            self._start_flow(lane, phase, now)
 
-    def _finish(self, run: _Run, now: int) -> None:
+    def _finish(self, lane: _Lane, now: int) -> None:
         """The launch has run: record it, and start what waited for it alone."""
-        launch, cost = run.launch, run.cost
-        stage = launch.stage
-        del self._pending[launch.id]
-        newest = self._newest
-        if newest[stage.stream] is run:
-            del newest[stage.stream]
+        section, position, cost = lane.section, lane.position, lane.cost
+        issue = section.issue
+        plan, number = issue.plan, issue.first + position
+        self._pending.discard(number)
+        if self._in_full or issue.block < 0:
+            self._record(lane, now)
+        else:
+            stage = plan.launches[position][0]
+            self.recorder.ran(stage, issue.block, lane.start_ns, now, cost.num_bytes, cost.flops)
+        decided = None
+        if position == plan.decider:
+            decided = issue.launch(position)
+            self._decided(decided, now)
+        blockers = section.blockers
+        for follower in plan.followers[position]:
+            blockers[follower] -= 1
+            if not blockers[follower]:
+                self._begin(section, follower, now)
+        held_up = self._held_up.pop(number, None)
+        if held_up is not None:
+            for later, follower in held_up:
+                later.blockers[follower] -= 1
+                if not later.blockers[follower]:
+                    self._begin(later, follower, now)
+        if decided is not None and section.awaited:
+            self._issue_at(now, decided)
+
+    def _record(self, lane: _Lane, now: int) -> None:
+        """Record the launch with what a trace, the invariants and the prefill's figures ask of it."""
+        section, cost, start_ns = lane.section, lane.cost, lane.start_ns
+        launch = section.issue.launch(lane.position)
         self.recorder.record(
-            launch, run.start_ns, now, queued_ns=run.queued_ns, num_bytes=cost.num_bytes, flops=cost.flops
+            launch, start_ns, now, queued_ns=section.queued_ns, num_bytes=cost.num_bytes, flops=cost.flops
         )
         if self._ledger is not None:
-            self._ledger.finished(launch, cost, run.start_ns, now)
-        if stage.decides:
-            self._decided(launch, now)
-        for follower in run.followers:
-            follower.blockers -= 1
-            if not follower.blockers:
-                follower.start_ns = now
-                self._next_phase(follower, now)
-        if run.awaited:
-            self._issue_at(now, launch)
+            self._ledger.finished(launch, cost, start_ns, now)
 
     # Decoding --------------------------------------------------------------------------------------------------------
 
