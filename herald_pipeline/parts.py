@@ -162,18 +162,13 @@ class Parts(PoolParts):
                 reads=tuple(reads),
                 writes=(Access("output"), Access("indices")),
             ),
-            Stage(
-                "finish",
-                "finish",
-                stream,
-                "gpu",
-                finish,
-                tuple(layer for layer in cpu_layers if decides or layer != last),
-                rows,
-                reads=(Access("output"),),
-            ),
             *self.transfer(buffer, rows),
         ]
+        finished = tuple(layer for layer in cpu_layers if decides or layer != last)
+        if finished:
+            stages.insert(
+                2, Stage("finish", "finish", stream, "gpu", finish, finished, rows, reads=(Access("output"),))
+            )
         if on_gpu and self.exact:
             stages.insert(
                 0,

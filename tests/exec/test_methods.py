@@ -102,6 +102,17 @@ def test_exact_layers_may_attend_on_the_gpu(kit, model):
     assert answers[0] == answers[1]
 
 
+def test_exact_layers_on_the_gpu_may_leave_one_layer_to_the_host(kit):
+    """The pass then has no layer to finish."""
+    small = tiny(block_length=kit.BLOCK, num_layers=3)
+    requests, policy = kit.prompts([40], 24), scripted(((1, 3),), kit.BLOCK)
+    pipelines = (
+        kit.describe("herald", small.shape, budget=1.0, exact_layers_on="gpu"),
+        kit.describe("dense", small.shape),
+    )
+    assert len({str(decode(p, small, requests, policy=policy).answers) for p in pipelines}) == 1
+
+
 @pytest.mark.parametrize("exact", [0, 1, 3])
 def test_any_number_of_exact_layers(kit, model, exact):
     ours, slow = compare(kit, model, "herald", kit.prompts([50], 24), ((3, 1, 2),), exact_layers=exact)
