@@ -85,7 +85,9 @@ def diff(first: Path, second: Path) -> Comparison:
         values = [profile_figures(profile) for profile in profiles]
         notes = tuple(_provenance_changes(*profiles))
     elif kinds[0] == REPORT:
-        values = [report_figures(_json(path)) for path in (first, second)]
+        contents = [_json(path) for path in (first, second)]
+        values = [report_figures(content) for content in contents]
+        notes = (agreement(*contents),)
     else:
         values = [result_figures(_json(path)) for path in (first, second)]
         notes = tuple(_underived(first, values[0])) + tuple(_underived(second, values[1]))
@@ -162,15 +164,44 @@ def result_figures(content: Mapping[str, Any]) -> Figures:
 
 
 def report_figures(content: Mapping[str, Any]) -> Figures:
-    """Measured and predicted throughput of every point: whether two runs of the procedure agree."""
+    """Measured and predicted throughput of every point, and the ratio of the two."""
     figures: Figures = {}
-    for point in content["points"]:
-        found = point["figures"].get("throughput_tok_s")
-        if found is not None:
-            name = f"{point['method']} {point['context']} x {point['batch']}"
-            figures[f"{name}: measured"] = (found["measured"], "tok/s")
-            figures[f"{name}: predicted"] = (found["predicted"], "tok/s")
+    for name, found in _throughputs(content).items():
+        figures[f"{name}: measured"] = (found["measured"], "tok/s")
+        figures[f"{name}: predicted"] = (found["predicted"], "tok/s")
+        figures[f"{name}: predicted / measured"] = (found["predicted"] / found["measured"], "")
     return figures
+
+
+def agreement(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+    """Whether two runs of the whole procedure agree: on how many points their errors' intervals allow it."""
+    theirs, ours = _throughputs(second), _throughputs(first)
+    judged = {
+        name: (found, theirs[name])
+        for name, found in ours.items()
+        if name in theirs and "uncertainty" in found and "uncertainty" in theirs[name]
+    }
+    if not judged:
+        return "whether the two agree cannot be said: no point of both has a spread between runs"
+    apart = {}
+    for name, (one, other) in judged.items():
+        difference = math.log(other["predicted"] / other["measured"] / (one["predicted"] / one["measured"]))
+        allowed = math.hypot(one["uncertainty"], other["uncertainty"])
+        if abs(difference) > allowed:
+            apart[name] = f"{name} by {difference:+.1%} (stated: {allowed:.1%})"
+    inside = len(judged) - len(apart)
+    return f"errors agree within the stated spread on {inside} of {len(judged)} points" + (
+        f"; apart: {', '.join(apart.values())}" if apart else ""
+    )
+
+
+def _throughputs(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Comparison of throughput by point."""
+    return {
+        f"{point['method']} {point['context']} x {point['batch']}": point["figures"]["throughput_tok_s"]
+        for point in content["points"]
+        if "throughput_tok_s" in point["figures"]
+    }
 
 
 def _unit(name: str) -> str:

@@ -73,13 +73,14 @@ def fit(
     profile: Profile,
     shape: ModelShape,
     names: Sequence[str] = (),
+    reference_s: float | None = None,
 ) -> Fit:
     """Fit engine numbers ``names`` to the training runs (``set`` is ``fit``); held-out runs are not looked at.
 
     Without ``names``: :data:`DEFAULT_PARAMETERS`.
 
-    Training and held-out runs are taken in turn, so what the machine has slowed down since it was measured is in both,
-    and goes into the fit.
+    With ``reference_s``, the reference's time at the profile's measurement, runs are taken to that speed first: what
+    the machine has slowed down since is no property of the engine.
 
     Raises
     ------
@@ -88,7 +89,7 @@ def fit(
     """
     names = tuple(names) or DEFAULT_PARAMETERS
     start = _start_values(profile, names)
-    targets = _targets(samples)
+    targets = _targets(samples, reference_s)
     if len(targets) < len(names):
         raise ConfigError(
             f"{len(targets)} training point(s) for {len(names)} parameter(s); mark at least as many runs set={FIT}"
@@ -119,14 +120,15 @@ def fit(
     return Fit(parameters, training, residual if degrees else 0.0, pairs, _with(profile, parameters, training))
 
 
-def _targets(samples: Sequence[Sample]) -> dict[Point, float]:
-    """Median throughput of each training point."""
+def _targets(samples: Sequence[Sample], reference_s: float | None) -> dict[Point, float]:
+    """Median throughput of each training point, at the speed of the profile."""
     groups: dict[Point, list[float]] = {}
     for sample in samples:
         rate = sample.figures.get("throughput_tok_s")
         if sample.point.set != FIT or rate is None:
             continue
-        groups.setdefault(sample.point, []).append(rate)
+        drift = sample.reference_s / reference_s if sample.reference_s and reference_s else 1.0
+        groups.setdefault(sample.point, []).append(rate * drift)
     if not groups:
         raise ConfigError(f"no training runs: mark the lines that a fit may see with set={FIT}")
     return {point: statistics.median(rates) for point, rates in groups.items()}

@@ -12,10 +12,13 @@ import torch
 from calibration import profile_file
 from calibration.fit import Fit, fit, fitted_tables
 from calibration.host import check_same_machine, this_host
+from calibration.measure import Request, measure
 from calibration.points import FIT, Point, check_held_out, default_points
-from calibration.reconcile import Report, predictor, reconcile
-from calibration.reference import read_reference
+from calibration.reconcile import Calibration, predictor, reconcile
+from calibration.reference import Reference, read_reference
+from calibration.report import Report
 from calibration.runs import Sample, file_name, measure_points, read_samples, row_of_sample
+from calibration.timing import Plan
 from herald_pipeline import hardware_io
 from herald_pipeline.errors import ConfigError
 from herald_pipeline.hardware import Profile
@@ -44,8 +47,8 @@ def check_profile(profile: Profile, points: Sequence[Point], shape: ModelShape) 
     profile.check_complete(wanted, hardware_io.complete_names(wanted))
 
 
-def reference_of(profile: Path) -> float | None:
-    """The reference's time when a profile (or the one that it was fitted from) was measured."""
+def reference_of(profile: Path) -> Reference | None:
+    """The reference when a profile (or the one that it was fitted from) was measured."""
     return read_reference(profile_file.raw_folder(profile))
 
 
@@ -56,7 +59,8 @@ def fit_file(
     profile = hardware_io.resolve(hardware)
     samples = read_samples(measured, say)
     check_profile(profile, [sample.point for sample in samples], shape)
-    found = fit(samples, profile, shape, names)
+    reference = reference_of(hardware)
+    found = fit(samples, profile, shape, names, None if reference is None else reference.seconds)
     write_fitted(hardware, found, out, command)
     return found
 
@@ -97,14 +101,36 @@ def _write(hardware: Path, tables: dict[str, dict[str, Any]], out: Path, header:
         copy.write_bytes(reference.read_bytes())
 
 
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """How own runs are made.
+
+    Attributes
+    ----------
+    points
+        What is run; empty: :func:`~calibration.points.default_points`.
+    rounds
+        Runs of each point, all points in turn.
+    again
+        Measure the machine once more after the runs: predictions are the mean of both, their difference the spread.
+    """
+
+    points: Sequence[Point] = ()
+    device: str = "cpu"
+    rounds: int = 3
+    again: bool = False
+
+
+AGAIN_MAX_SPREAD = 0.5
+"""What ``--again`` accepts within the samples of a case: the spread that counts is between the two measurements."""
+
+
 def reconcile_here(
     hardware: Path,
     shape: ModelShape,
     out: Path,
+    runs: Runs = Runs(),
     *,
-    points: Sequence[Point] | None = None,
-    device: str = "cpu",
-    rounds: int = 3,
     names: Sequence[str] = (),
     command: str = "python -m calibration reconcile",
     say: Say = _stderr,
@@ -116,17 +142,21 @@ def reconcile_here(
     ProfileError
         The profile is of another machine, or lacks numbers.
     """
-    chosen = tuple(points or default_points())
+    chosen = tuple(runs.points or default_points())
     check_held_out(chosen)
     profile = hardware_io.resolve(hardware)
-    check_same_machine(profile, this_host(torch.device(device)))
+    check_same_machine(profile, this_host(torch.device(runs.device)))
     check_profile(profile, chosen, shape)
-    say(f"running {len(chosen)} points {rounds} times, in turn")
+    say(f"running {len(chosen)} points {runs.rounds} times, in turn")
     traces = out / "traces"
-    samples = measure_points(chosen, shape, device=device, rounds=rounds, traces=traces, say=say)
+    samples = measure_points(chosen, shape, device=runs.device, rounds=runs.rounds, traces=traces, say=say)
     rows = [row_of_sample(sample, model=shape.name, hardware=profile.name) for sample in samples]
     profile_file.write_csv(out / "runs.csv", rows)
-    outcome, final = _judge(hardware, profile, shape, samples, names, out, command, say)
+    files = [hardware]
+    if runs.again:
+        say("measuring the machine again")
+        files.append(_measure_again(shape, runs.device, out / "again.toml", command, say))
+    outcome, final = _judge(files, shape, samples, names, out, command)
     for point in chosen:
         simulate(
             point.pipeline(shape),
@@ -137,6 +167,11 @@ def reconcile_here(
     return outcome
 
 
+def _measure_again(shape: ModelShape, device: str, out: Path, command: str, say: Say) -> Path:
+    plan = Plan(max_spread=AGAIN_MAX_SPREAD)
+    return measure(Request(shape, device, out, quick=True, plan=plan, command=command), say)
+
+
 def reconcile_measured(
     hardware: Path, shape: ModelShape, measured: Path, out: Path | None, command: str, say: Say = _stderr
 ) -> Outcome:
@@ -145,33 +180,37 @@ def reconcile_measured(
     samples = read_samples(measured, say)
     check_profile(profile, [sample.point for sample in samples], shape)
     check_held_out({sample.point: None for sample in samples})
-    return _judge(hardware, profile, shape, samples, (), out, command, say)[0]
+    return _judge([hardware], shape, samples, (), out, command)[0]
 
 
 def _judge(
-    hardware: Path,
-    profile: Profile,
+    files: Sequence[Path],
     shape: ModelShape,
     samples: Sequence[Sample],
     names: Sequence[str],
     out: Path | None,
     command: str,
-    say: Say,
 ) -> tuple[Outcome, Profile]:
-    reference = reference_of(hardware)
-    found: Fit | None = None
+    """Predict with every calibration, each fitted for itself to the same training runs; the first one is kept."""
     trained = any(sample.point.set == FIT and "throughput_tok_s" in sample.figures for sample in samples)
-    if trained:
-        found = fit(samples, profile, shape, names)
-        profile = found.profile
-    report = reconcile(samples, profile, shape, reference, predictor(profile, shape))
+    calibrations, fits = [], []
+    for file in files:
+        reference, profile = reference_of(file), hardware_io.resolve(file)
+        seconds, spread = (None, 0.0) if reference is None else reference
+        if trained:
+            fits.append(fit(samples, profile, shape, names, seconds))
+            profile = fits[-1].profile
+        predict = predictor(profile, shape, traced=any(sample.tails for sample in samples))
+        calibrations.append(Calibration(profile, predict, seconds, spread))
+    report = reconcile(samples, shape, calibrations)
+    found = fits[0] if fits else None
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         document = report.to_dict() | ({"fit": found.to_dict()} if found is not None else {})
         text = json.dumps(document, indent=1, allow_nan=False)
         (out / "reconcile.json").write_text(text + "\n", encoding="utf-8")
-        write_used(hardware, found, out / "profile.toml", command)
-    return Outcome(report, found), profile
+        write_used(files[0], found, out / "profile.toml", command)
+    return Outcome(report, found), calibrations[0].profile
 
 
 def parse_point(text: str, set_name: str) -> Point:

@@ -5,6 +5,7 @@ same table (``--measured``).
 """
 
 import csv
+import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,26 +26,43 @@ from herald_pipeline.errors import ConfigError, check_number, did_you_mean, rais
 from herald_pipeline.model import ModelShape
 from herald_pipeline.result import Result
 from herald_pipeline.steps import FixedSteps
-from herald_pipeline.trace import write_chrome
+from herald_pipeline.trace import Trace, write_chrome
+from herald_pipeline.units import NS_PER_S
 
 REQUIRED = ("method", "context", "batch", "throughput_tok_s")
 FIGURES = ("throughput_tok_s", "block_time_s", "main_time_s", "retrieval_time_s", "stall_s", "exposed_transfer_s")
 _POINT = ("method", "context", "batch", "steps", "blocks", "block_length", "kv_dtype", "budget", "set")
-_OTHER = ("model", "hardware", "reference_s", "round")
+_OTHER = ("model", "hardware", "reference_s", "unsteady", "round")
 STAGE = "stage."
-"""Prefix of the columns with a stage's mean time per launch, in seconds."""
+"""Prefix of the columns with a stage's time per launch (own runs: the median), in seconds."""
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One run of one point. A figure that could not be derived (no time passed) is absent, never 0 or infinite."""
+    """One run of one point. A figure that could not be derived (no time passed) is absent, never 0 or infinite.
+
+    Attributes
+    ----------
+    stages
+        Median time of a launch, in seconds, by stage kind: a rate's prediction is of a launch that nothing disturbs.
+    reference_s
+        Mean time of the reference before and after the run.
+    unsteady
+        How much the slower of those two is above the faster: 0.3 is 30%.
+    shares
+        Share of all busy time, by stage kind.
+    tails
+        Mean over median of the launches' times: far above 1 where a few of many wait.
+    """
 
     point: Point
     figures: dict[str, float]
     stages: dict[str, float] = field(default_factory=dict)
     reference_s: float | None = None
     shares: dict[str, float] = field(default_factory=dict)
+    unsteady: float | None = None
+    tails: dict[str, float] = field(default_factory=dict)
 
 
 def run_point(point: Point, model: BlockModel, *, keep_trace: bool = False, threads: int | None = None) -> Run:
@@ -69,14 +87,30 @@ def run_point(point: Point, model: BlockModel, *, keep_trace: bool = False, thre
         return decode(pipeline, model, requests, policy=policy, options=options)
 
 
-def sample_of(point: Point, result: Result, reference_s: float | None = None) -> Sample:
-    """Figures of a result, measured or simulated."""
+def sample_of(
+    point: Point, result: Result, trace: Trace | None = None, references: tuple[float, float] | None = None
+) -> Sample:
+    """Figures of a result, measured or simulated; without a trace a stage's time is its mean."""
     figures = {name: getattr(result, name) for name in FIGURES}
-    stages = {name: sums["busy_s"] / sums["count"] for name, sums in result.stages.items() if sums["count"]}
+    means = {name: sums["busy_s"] / sums["count"] for name, sums in result.stages.items() if sums["count"]}
+    medians = launch_medians(trace) if trace is not None else {}
+    stages = {name: medians.get(name, mean) for name, mean in means.items()}
     total = sum(sums["busy_s"] for sums in result.stages.values())
     shares = {name: sums["busy_s"] / total for name, sums in result.stages.items()} if total else {}
+    tails = {name: means[name] / stages[name] for name in medians if name in means and stages[name]}
     known = {name: value for name, value in figures.items() if value is not None}
-    return Sample(point, known, stages, reference_s, shares)
+    reference = None if references is None else sum(references) / 2
+    unsteady = None if references is None else max(references) / min(references) - 1
+    return Sample(point, known, stages, reference, shares, unsteady, tails)
+
+
+def launch_medians(trace: Trace) -> dict[str, float]:
+    """Median duration of a stage's launches in seconds, the first block left out."""
+    found: dict[str, list[int]] = {}
+    for span in trace.spans:
+        if span.block > 0:
+            found.setdefault(span.stage, []).append(span.end_ns - span.start_ns)
+    return {name: statistics.median(durations) / NS_PER_S for name, durations in found.items()}
 
 
 def measure_points(
@@ -102,9 +136,9 @@ def measure_points(
         for point in points:
             keep = traces is not None and number == rounds - 1
             before = reference_seconds(device, main)
-            run = run_point(point, model, keep_trace=keep, threads=threads)
-            reference = (before + reference_seconds(device, main)) / 2
-            samples.append(sample_of(point, run.result, reference))
+            run = run_point(point, model, keep_trace=True, threads=threads)
+            references = before, reference_seconds(device, main)
+            samples.append(sample_of(point, run.result, run.trace, references))
             if keep and run.trace is not None and traces is not None:
                 run.trace.facts = {"model": shape.name, "method": point.method, "context": point.context}
                 traces.mkdir(parents=True, exist_ok=True)
@@ -126,7 +160,11 @@ def row_of_sample(sample: Sample, **extra: Any) -> dict[str, Any]:
     point = {name: getattr(sample.point, name) for name in _POINT}
     stages = {f"{STAGE}{name}": f"{seconds:.6g}" for name, seconds in sample.stages.items()}
     figures = {name: f"{value:.6g}" for name, value in sample.figures.items()}
-    reference = {} if sample.reference_s is None else {"reference_s": f"{sample.reference_s:.6g}"}
+    reference = {
+        name: f"{value:.6g}"
+        for name, value in (("reference_s", sample.reference_s), ("unsteady", sample.unsteady))
+        if value is not None
+    }
     return {**extra, **{k: "" if v is None else v for k, v in point.items()}, **figures, **reference, **stages}
 
 
@@ -187,6 +225,7 @@ def _sample(row: dict[str, Any], where: str, problems: list[str | None]) -> Iter
         if name is not None and name.startswith(STAGE)
     }
     reference = _number(row.get("reference_s"), f"{where}: reference_s", problems)
+    unsteady = _number(row.get("unsteady"), f"{where}: unsteady", problems)
     if len(problems) > before:
         return
     try:
@@ -200,6 +239,7 @@ def _sample(row: dict[str, Any], where: str, problems: list[str | None]) -> Iter
         {name: value for name, value in figures.items() if value},
         {name: value for name, value in stages.items() if value},
         reference or None,
+        unsteady=unsteady,
     )
 
 

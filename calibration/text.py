@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from calibration import compare
 from calibration.fit import Fit
 from calibration.points import HELD_OUT
-from calibration.reconcile import STAGE_BAR, THROUGHPUT_BAR, PointReport, Report, judged
+from calibration.report import MAX_DRIFT, STAGE_BAR, THROUGHPUT_BAR, PointReport, Report, judged
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -32,25 +32,27 @@ def _plain_percent(value: float | None) -> str:
 def report_text(report: Report) -> str:
     """Throughput by point, then every stage kind, then what it amounts to."""
     lines = [
-        f"{report.model} on {report.hardware}: error = predicted / measured - 1; drift = the machine's slow-down since",
-        "its profile was measured, by a reference run beside each point; corrected = error at that speed.",
+        f"{report.model} on {report.hardware}: error = predicted / measured - 1, and the half width of its interval",
+        "(95%, from repeated runs and calibrations); spread: between runs; drift: the machine's slow-down since it was",
+        "measured, by a reference beside each run. Predictions are scaled to the drift; unscaled: error without that.",
         "",
         table(
-            ("point", "set", "measured tok/s", "spread", "predicted", "error", "drift", "corrected", "runs"),
+            ("point", "set", "measured tok/s", "spread", "predicted", "error", "", "drift", "unscaled", "runs"),
             (_throughput_row(point) for point in report.points),
         ),
         "",
         table(
-            ("stage kind, held out", "points", "share of busy time", "median error", "worst error"),
+            ("stage kind, held out", "points", "measured ms", "predicted", "median", "worst", "spread", "of busy time"),
             (_stage_row(report, kind) for kind in report.summary["stages"]),
         ),
         "",
     ]
+    lines += [f"{kind}: {errors['cause']}" for kind, errors in report.summary["stages"].items()]
     if report.fitted:
         lines.append(f"fitted: {', '.join(report.fitted)}; all else is measured")
     lines += [f"note: {note}" for note in report.notes]
     for point in report.points:
-        lines += [f"note: {point.point.name}: {note}" for note in point.notes]
+        lines += [f"note: {point.point.name}: {note}" for note in (*point.notes, point.refused) if note]
     lines += _verdicts(report)
     return "\n".join(lines)
 
@@ -59,16 +61,17 @@ def _throughput_row(point: PointReport) -> Sequence[str]:
     found = point.throughput
     drift = "-" if point.drift is None else f"{point.drift:.2f}"
     if found is None:
-        return (point.point.name, point.point.set, "-", "-", "-", "-", drift, "-", "0")
+        return (point.point.name, point.point.set, "-", "-", "-", "-", "", drift, "-", "0")
     return (
         point.point.name,
-        point.point.set,
+        "refused" if point.refused else point.point.set,
         f"{found.measured:.1f}",
         _plain_percent(found.spread),
         f"{found.predicted:.1f}",
         percent(found.error),
+        "" if found.uncertainty is None else f"+-{found.uncertainty:.1%}",
         drift,
-        percent(found.corrected_error),
+        percent(found.plain_error),
         str(found.runs),
     )
 
@@ -78,20 +81,30 @@ def _stage_row(report: Report, kind: str) -> Sequence[str]:
     return (
         kind,
         str(errors["of"]),
-        _plain_percent(errors.get("share_of_busy_time")),
+        f"{errors['measured_s'] * 1e3:.3g}",
+        f"{errors['predicted_s'] * 1e3:.3g}",
         percent(errors["median_error"]),
         percent(errors["worst_error"]),
+        _plain_percent(errors.get("spread")),
+        _plain_percent(errors.get("share_of_busy_time")),
     )
 
 
 def _verdicts(report: Report) -> list[str]:
     held = report.summary[HELD_OUT]
+    lines = []
+    if held["refused"]:
+        lines.append(
+            f"{held['refused']} of {held['points']} held-out points not judged: the machine changed speed by more than "
+            f"{MAX_DRIFT:.0%} between calibrating and running; repeat it when less else runs"
+        )
     if not held.get("of"):
-        return ["no held-out point has a throughput: nothing is judged"]
-    lines = [
+        why = "was taken at a steady speed" if held["refused"] else "has a throughput"
+        return [*lines, f"no held-out point {why}: nothing is judged"]
+    lines.append(
         f"throughput within {THROUGHPUT_BAR:.0%} on {held['within_bar']} of {held['of']} held-out points "
         f"(median {percent(held['median_error'])}, worst {percent(held['worst_error'])})"
-    ]
+    )
     outside = [kind for kind, good in judged(report).items() if not good and kind != "throughput"]
     inside = [kind for kind, good in judged(report).items() if good and kind != "throughput"]
     if inside:

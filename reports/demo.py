@@ -57,6 +57,8 @@ def build(inputs: Inputs) -> tuple[str, str, list[Section]]:
 def _lead(document: dict[str, Any]) -> str:
     held = document["summary"]["held-out"]
     if not held.get("of"):
+        if held.get("refused"):
+            return "The machine changed its speed between calibrating and running: nothing is judged. Repeat the demo."
         return "No held-out point has a throughput, so nothing is judged."
     stages = document["summary"]["stages"]
     denoise = stages.get("denoise", {})
@@ -78,22 +80,26 @@ def _provenance(document: dict[str, Any]) -> str:
 def _throughput(document: dict[str, Any]) -> Section:
     frame = frames.throughputs(document)
     chart = charts.throughput_scatter(frame, "Predicted and measured throughput", _provenance(document))
-    header = ("point", "set", "measured tok/s", "spread", "predicted", "error", "drift")
+    header = ("point", "set", "measured tok/s", "spread", "predicted", "error", "interval", "drift")
     rows = [
         (
             Cell(row["point"]),
-            Cell(row["set"]),
+            Cell("not judged" if row["refused"] else row["set"]),
             Cell(f"{row['measured']:.1f}", "number"),
             Cell(f"{row['spread']:.1%}", "number"),
             Cell(f"{row['predicted']:.1f}", "number"),
-            _judged(row["error"], 0.15),
+            Cell(f"{row['error']:+.1%}", "number") if row["refused"] else _judged(row["error"], 0.15),
+            Cell("" if pd.isna(row["uncertainty"]) else f"\u00b1{row['uncertainty']:.1%}", "number"),
             Cell(f"{row['drift']:.2f}", "number"),
         )
         for row in frame.to_dict("records")
     ]
+    refused = [f"{row['point']}: {row['refused']}" for row in frame.to_dict("records") if row["refused"]]
     notes = [
-        "Error = predicted / measured - 1. Drift = how much longer a fixed piece of work takes beside the runs than "
-        "while the profile was measured: by how much this machine has slowed down meanwhile.",
+        "Error = predicted / measured - 1; its interval (95%) follows from repeated runs and calibrations. Drift = how "
+        "much longer a fixed piece of work takes beside the runs than while the profile was measured: by how much this "
+        "machine has slowed down meanwhile. Predictions are scaled to it.",
+        *refused,
         *document.get("notes", ()),
     ]
     caption = "On the dashed line both agree; the band is plus or minus 15%. Crosses were fitted, circles were not."
@@ -134,26 +140,37 @@ def _overlap_words(frame: pd.DataFrame) -> str:
 def _stages(document: dict[str, Any]) -> Section:
     frame = frames.stage_errors(document)
     chart = charts.stage_errors(frame, "Signed error by stage kind, held-out points", _provenance(document))
-    header = ("stage kind", "points", "share of busy time", "median error", "worst error")
+    header = ("stage kind", "points", "measured", "predicted", "median error", "worst", "spread", "of busy time", "why")
     rows = []
     for kind, errors in document["summary"]["stages"].items():
-        share = errors.get("share_of_busy_time")
         rows.append(
             (
                 Cell(kind),
                 Cell(str(errors["of"]), "number"),
-                Cell("" if share is None else f"{share:.2%}", "number"),
+                Cell(_milliseconds(errors.get("measured_s")), "number"),
+                Cell(_milliseconds(errors.get("predicted_s")), "number"),
                 _judged(errors["median_error"], 0.25),
                 Cell(f"{errors['worst_error']:+.1%}", "number"),
+                Cell(_share(errors.get("spread")), "number"),
+                Cell(_share(errors.get("share_of_busy_time")), "number"),
+                Cell(errors.get("cause", "")),
             )
         )
     notes = (
-        "Times per launch. Positive: predicted longer than measured. Without a GPU both streams are threads of one "
-        "Python process: stages of a millisecond wait for the interpreter and for each other, which no rate foretells.",
+        "Median times of a launch, medians over the points. Positive errors: predicted longer than measured. Without a "
+        "GPU both streams are threads of one Python process, so short stages also wait for the interpreter.",
     )
     return Section(
         "Where prediction and measurement differ", (), chart, "Dashed: plus or minus 25%.", Table(header, rows), notes
     )
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e3:.3g} ms"
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
 
 
 def _ceilings(inputs: Inputs, profile: Profile, steps: int) -> Section:

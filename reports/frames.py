@@ -55,7 +55,9 @@ def throughputs(document: dict[str, Any]) -> pd.DataFrame:
                 "predicted": figure["predicted"],
                 "error": figure["error"],
                 "spread": figure.get("spread", 0.0),
+                "uncertainty": figure.get("uncertainty"),
                 "drift": point.get("drift", 1.0),
+                "refused": point.get("refused", ""),
                 "runs": figure["runs"],
             }
         )
@@ -75,7 +77,7 @@ def stage_errors(document: dict[str, Any]) -> pd.DataFrame:
             "share": figure.get("share", 0.0),
         }
         for point in document["points"]
-        if point["set"] == "held-out"
+        if point["set"] == "held-out" and not point.get("refused")
         for stage, figure in point["stages"].items()
     ]
     return pd.DataFrame(rows)

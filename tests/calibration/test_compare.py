@@ -72,6 +72,34 @@ def test_profiles_are_compared_number_by_number(tmp_path):
     assert "-50.0%" in comparison_text(found)
 
 
+def report_file(tmp_path, name, **rates):
+    """A reconcile.json with one point; ``rates`` are measured, predicted and uncertainty."""
+    points = [{"method": "dense", "context": 64, "batch": 1, "figures": {"throughput_tok_s": rates}}]
+    path = tmp_path / f"{name}.json"
+    path.write_text(json.dumps({"points": points, "summary": {}}), encoding="utf-8")
+    return path
+
+
+def test_two_procedures_whose_errors_differ_less_than_stated_agree(tmp_path):
+    """A machine half as fast changes what is measured and what is predicted: the error stays."""
+    one = report_file(tmp_path, "a", measured=100.0, predicted=98.0, uncertainty=0.05)
+    other = report_file(tmp_path, "b", measured=50.0, predicted=52.0, uncertainty=0.05)
+    assert diff(one, other).notes == ("errors agree within the stated spread on 1 of 1 points",)
+
+
+def test_two_procedures_whose_errors_differ_more_than_stated_are_named(tmp_path):
+    one = report_file(tmp_path, "a", measured=100.0, predicted=98.0, uncertainty=0.03)
+    other = report_file(tmp_path, "b", measured=100.0, predicted=110.0, uncertainty=0.04)
+    (note,) = diff(one, other).notes
+    # ln(1.10 / 0.98) against sqrt(0.03^2 + 0.04^2)
+    assert note.endswith("on 0 of 1 points; apart: dense 64 x 1 by +11.6% (stated: 5.0%)")
+
+
+def test_without_a_spread_agreement_cannot_be_said(tmp_path):
+    paths = [report_file(tmp_path, name, measured=100.0, predicted=98.0) for name in "ab"]
+    assert "cannot be said" in diff(*paths).notes[0]
+
+
 def test_two_runs_of_the_procedure_are_compared_point_by_point(tmp_path):
     paths = []
     for name, rate in (("a.json", 100.0), ("b.json", 105.0)):

@@ -1,15 +1,22 @@
 import json
+from dataclasses import replace
 
 import pytest
 
 from calibration.points import HELD_OUT
-from calibration.reconcile import judged, predictor, reconcile
+from calibration.reconcile import Calibration, predictor
+from calibration.reconcile import reconcile as reconcile_all
+from calibration.report import judged
 from calibration.text import report_text
 from tests.calibration.conftest import point, sample, training
 
 
 def predicting(rate, **stages):
     return lambda p: sample(rate, stages=stages, method=p.method, context=p.context, batch=p.batch)
+
+
+def reconcile(runs, profile, shape, reference_s, predict):
+    return reconcile_all(runs, shape, [Calibration(profile, predict, reference_s)])
 
 
 def only(report):
@@ -50,11 +57,73 @@ def test_a_single_run_says_that_it_has_no_spread(profile, shape):
     assert only(report).notes == ("a single run: no spread can be given",)
 
 
-def test_drift_is_how_much_longer_the_reference_takes_and_corrects_a_rate(profile, shape):
+def test_drift_is_how_much_longer_the_reference_takes_and_scales_the_prediction(profile, shape):
     report = reconcile([sample(100.0, reference_s=0.012)] * 2, profile, shape, 0.010, predicting(120.0))
     assert only(report).drift == pytest.approx(1.2)
-    assert only(report).throughput.error == pytest.approx(0.2)
-    assert only(report).throughput.corrected_error == pytest.approx(0.0)
+    assert only(report).throughput.plain_error == pytest.approx(0.2)
+    assert only(report).throughput.error == pytest.approx(0.0)
+
+
+def test_a_drift_within_what_the_reference_varies_by_scales_nothing(profile, shape):
+    runs = [sample(100.0, reference_s=0.0105)] * 2
+    made = reconcile_all(runs, shape, [Calibration(profile, predicting(100.0), 0.010, reference_spread=0.08)])
+    assert only(made).drift == pytest.approx(1.05)
+    assert only(made).throughput.error == pytest.approx(0.0)
+
+
+def test_a_machine_that_changed_its_speed_by_a_third_is_not_judged(profile, shape):
+    runs = [sample(100.0, reference_s=0.0135)] * 2 + [sample(100.0, context=4096, reference_s=0.010)] * 2
+    report = reconcile(runs, profile, shape, 0.010, predicting(110.0))
+    assert "changed speed by +35% between calibrating and running" in report.points[0].refused
+    assert (report.summary[HELD_OUT]["of"], report.summary[HELD_OUT]["refused"]) == (1, 1)
+    assert "1 of 2 held-out points not judged" in report_text(report)
+
+
+def test_where_no_point_was_steady_nothing_is_judged(profile, shape):
+    report = reconcile([sample(100.0, reference_s=0.020)] * 2, profile, shape, 0.010, predicting(110.0))
+    assert not judged(report)["throughput"]
+    assert "no held-out point was taken at a steady speed" in report_text(report)
+
+
+def test_a_run_during_which_the_speed_changed_is_not_counted(profile, shape):
+    runs = [sample(100.0), sample(102.0), replace(sample(40.0), unsteady=1.5)]
+    found = only(reconcile(runs, profile, shape, None, predicting(101.0)))
+    assert (found.throughput.measured, found.throughput.runs) == (101.0, 2)
+    assert any("1 of 3 runs not counted" in note for note in found.notes)
+
+
+def test_with_one_steady_run_left_all_are_counted(profile, shape):
+    runs = [sample(100.0), replace(sample(40.0), unsteady=1.5), replace(sample(41.0), unsteady=0.5)]
+    assert only(reconcile(runs, profile, shape, None, predicting(101.0))).throughput.runs == 3
+
+
+def test_two_calibrations_predict_their_mean_and_how_far_they_differ(profile, shape):
+    both = [Calibration(profile, predicting(rate), 0.010) for rate in (80.0, 125.0)]
+    found = only(reconcile_all([sample(100.0, reference_s=0.010)] * 3, shape, both)).throughput
+    assert found.predicted == pytest.approx(100.0)
+    # Range of the logarithms over 1.128, the mean range of two values.
+    assert found.predicted_spread == pytest.approx(0.4463 / 1.128, abs=1e-3)
+
+
+def test_each_calibration_is_scaled_from_its_own_speed(profile, shape):
+    """The second measurement found the machine twice as slow; runs at the mean speed are predicted alike by both."""
+    both = [Calibration(profile, predicting(rate), reference) for rate, reference in ((141.4, 0.010), (70.7, 0.020))]
+    found = only(reconcile_all([sample(100.0, reference_s=0.01414)] * 2, shape, both))
+    assert found.throughput.predicted == pytest.approx(100.0, rel=1e-3)
+    assert found.throughput.predicted_spread == pytest.approx(0.0, abs=1e-3)
+    assert not found.refused
+
+
+def test_the_interval_of_an_error_follows_from_both_sides_spreads(profile, shape):
+    both = [Calibration(profile, predicting(rate)) for rate in (95.0, 105.0)]
+    found = only(reconcile_all([sample(rate) for rate in (90.0, 100.0, 110.0)], shape, both)).throughput
+    # ln(110/90) / 1.693 over three runs, ln(105/95) / 1.128 over two calibrations, two standard deviations.
+    assert found.uncertainty == pytest.approx(2 * (0.1185**2 / 3 + 0.0887**2 / 2) ** 0.5, abs=1e-3)
+
+
+def test_one_calibration_says_that_its_own_spread_is_unknown(profile, shape):
+    report = reconcile([sample(100.0)] * 2, profile, shape, None, predicting(100.0))
+    assert any("how far a second measurement would predict otherwise is not known" in note for note in report.notes)
 
 
 def test_without_a_reference_the_report_says_that_drift_is_unknown(profile, shape):
@@ -94,3 +163,10 @@ def test_the_predictor_simulates_the_point(profile, shape):
     found = predictor(profile, shape)(point("herald", 2048, 2))
     assert found.figures["throughput_tok_s"] > 0
     assert {"denoise", "select", "gather", "upload"} <= set(found.stages)
+
+
+def test_a_traced_prediction_has_the_median_of_its_launches(profile, shape):
+    """HERALD's drafting step forwards 2B positions: the mean of all steps lies above their median."""
+    made = point("herald", 4096, 2)
+    mean, median = (predictor(profile, shape, traced=traced)(made).stages["denoise"] for traced in (False, True))
+    assert 0 < median < mean

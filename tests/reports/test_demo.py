@@ -59,8 +59,8 @@ def test_the_page_leads_with_what_was_found_on_held_out_points(runs):
 def test_errors_beyond_the_bar_are_marked_and_not_hidden(runs):
     _, _, sections = build(inputs(runs))
     rows = {row[0].text: row for row in sections[3].table.rows}
-    assert rows["select"][3].kind == "number bad"
-    assert rows["denoise"][3].kind == "number good"
+    assert rows["select"][4].kind == "number bad"
+    assert rows["denoise"][4].kind == "number good"
 
 
 def test_a_missing_trace_is_named(runs):
