@@ -20,7 +20,7 @@ from herald_exec.shadow import Shadow
 from herald_exec.streams import Streams, ThreadStreams, split_cores
 from herald_pipeline import capacity, validate
 from herald_pipeline.decoding.sampling import Sampler
-from herald_pipeline.errors import ConfigError, RunError, raise_problems
+from herald_pipeline.errors import ConfigError, RunError, check_number, raise_problems
 from herald_pipeline.model import Attention
 from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.pools import Home, RequestSize
@@ -75,6 +75,7 @@ class Options:
     synthetic_kv: bool = False
     ignore_eos: bool = False
     key_only: bool = False
+    link_limit_gb_s: float | None = None
     validated: bool = True
     seed: int = 0
     before_stage: BeforeStage | None = None
@@ -128,6 +129,8 @@ def decode(
         ``partial`` is the result so far, and every pool has been freed.
     """
     _check(pipeline, model, requests)
+    if options.link_limit_gb_s is not None:
+        raise_problems([check_number(options.link_limit_gb_s, "link_limit_gb_s", above=0)])
     if options.validated:
         validate.check_once(pipeline)
     bind(pipeline)
