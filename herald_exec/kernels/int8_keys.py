@@ -82,7 +82,7 @@ class Int8Keys:
         """Copies of rows ``[tokens, kv_heads, head_dim]`` and their scales ``[tokens, kv_heads]``."""
         self.pool.check_place(layer, slot, start, stop)
         _ = self.view
-        memory = (ctypes.c_int8 * self.nbytes).from_address(self.address)
+        memory = memoryview((ctypes.c_char * self.nbytes).from_address(self.address)).cast("B")
         tiles: npt.NDArray[Any] = np.frombuffer(memory, np.int8).reshape(self._shape)[layer, slot]
         heads, pages = tiles.shape[:2]
         rows = tiles[..., : PAGE_TOKENS * self.row_bytes].reshape(heads, pages * PAGE_TOKENS, self.row_bytes)

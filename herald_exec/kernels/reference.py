@@ -45,7 +45,8 @@ def quantised(k: Float64) -> Float64:
         most = np.abs(single).max(-1, keepdims=True)
         whole = np.where(most > 0, np.rint(single * (np.float32(127) / most)), np.float32(0)).astype(np.float64)
         scale = (most / np.float32(127)).astype(np.float64)
-        return whole * scale + scale * 0
+        found: Float64 = whole * scale + scale * 0
+    return found
 
 
 Probability = tuple[int, int, Float64, Float64]
