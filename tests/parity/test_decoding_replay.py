@@ -8,6 +8,7 @@ import pytest
 from herald_exec.bidirectional.bench import Settings, run_combination
 from herald_exec.bidirectional.prompts import Item
 from herald_exec.models import random_model
+from herald_exec.models.base import BlockModel
 from herald_pipeline import catalogue
 from herald_pipeline.decoding import caches, schedulers
 from herald_pipeline.decoding.policy import combination_problem
@@ -40,7 +41,10 @@ COUNTS = (
 def model(request):
     model = random_model(replace(catalogue.get(request.param), **SMALL), seed=3)
     model.weights.head.mul_(10.0)
-    return model
+    # An end token that an answer of these weights does hold in its middle.
+    (row,) = run_combination(model, ITEMS[:1], Combination("confidence", "fixed", "none"), SETTINGS)
+    end_token = row["response"][SETTINGS.response_length // 2]
+    return BlockModel(replace(model.shape, eos_token_ids=(end_token,)), model.weights)
 
 
 def combinations():
