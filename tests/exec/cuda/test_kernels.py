@@ -100,7 +100,7 @@ def test_heads_are_normed_turned_and_put_where_they_are_read(fraction, norm, dev
 
 
 @pytest.mark.parametrize("splits", [1, 3])
-@pytest.mark.parametrize(("block", "group", "dim"), [(8, 2, 16), (32, 4, 32), (4, 1, 64)])
+@pytest.mark.parametrize(("block", "group", "dim"), [(8, 2, 16), (32, 4, 32), (4, 1, 64), (1, 4, 16)])
 def test_attention_of_ragged_lanes_is_one_softmax_over_prefix_and_block(splits, block, group, dim, device):
     lengths = [0, 1, 31, 64, 70, 200]
     lanes, kv, rows = len(lengths), 2, 8
@@ -118,6 +118,20 @@ def test_attention_of_ragged_lanes_is_one_softmax_over_prefix_and_block(splits, 
             v = torch.cat([values[row, h, :length], own[1][lane, h]]).double()
             weights = (q[lane, h].double() @ k.T / dim**0.5).softmax(-1)
             assert error(out[lane, :, h].reshape(-1, dim), weights @ v) < 1e-5
+
+
+def test_lanes_side_by_side_give_the_same_bits(device):
+    """``paired`` changes the order of the programs and nothing else."""
+    lanes, kv, block, group, dim = 6, 2, 4, 4, 16
+    q = normal(lanes, kv, block * group, dim, device=device)
+    keys, values = (normal(3, kv, 70, dim, device=device, seed=s) for s in (1, 2))
+    own = tuple(normal(lanes, kv, block, dim, device=device, seed=s) for s in (3, 4))
+    rows, lengths = (torch.tensor(part * 2, device=device).int() for part in ([2, 0, 1], [64, 0, 33]))
+    apart, paired = (
+        attend_lanes(q, keys, values, own, rows, lengths, paired=together, splits=2, block_n=32)
+        for together in (False, True)
+    )
+    assert torch.equal(apart, paired)
 
 
 MOES = [
