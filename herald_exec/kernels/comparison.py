@@ -34,8 +34,8 @@ class Tolerance:
 FP32_P = Tolerance(index=1e-5, output=3e-5, importance=3e-5)
 #: bf16 probabilities in P x V only: scores and importance stay fp32.
 BF16_PV = Tolerance(index=1e-5, output=6e-3, importance=3e-5)
-#: 8-bit keys: selected entries and output are exact. Importance is 8-bit for positions that are no candidates, and which
-#: of two near the border is one may differ.
+#: 8-bit keys: selected entries and output are exact. Importance is 8-bit for positions that are no candidates; which of
+#: two near the border is one may differ.
 KEYS8 = Tolerance(index=1e-4, output=1e-4, importance=2e-2)
 #: bf16 probabilities everywhere: the matrix tiles.
 BF16_P = Tolerance(index=5e-3, output=6e-3, importance=8e-3)

@@ -5,8 +5,10 @@ differs between processors by factors and is not to be had from their names, so 
 (``benchmarks/tune_kernels.py`` prints the table that they are read from).
 """
 
+import functools
+import os
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Any
 
 from herald_pipeline.errors import ConfigError, check_number, raise_problems, unknown_name
 
@@ -56,21 +58,6 @@ class Tuning:
     def __post_init__(self) -> None:
         _checked({"distance": (0, 128), "streams": (1, 8), "warm": (0, 4096)}, self)
 
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """``"distance=4,streams=4,late"``; names left out keep the machine's default."""
-        known = {field.name for field in fields(cls)}
-        changes: dict[str, int] = {}
-        for part in filter(None, text.split(",")):
-            name, _, value = part.partition("=")
-            if name not in known:
-                raise unknown_name("tuning", name, known)
-            if not (value or "1").isdecimal():
-                message = f"tuning {name} must be a whole number, got {value!r}"
-                raise ConfigError(message)
-            changes[name] = int(value or "1")
-        return replace(default_tuning(), **changes)  # type: ignore[return-value]
-
     def numbers(self) -> tuple[int, ...]:
         """As the extension takes them."""
         return tuple(int(getattr(self, field.name)) for field in fields(self))
@@ -107,12 +94,29 @@ class GatherTuning:
         return self.ahead, _LEVELS.index(self.level), int(self.scattered), int(self.streaming)
 
 
+def parse_tuning(text: str, base: Tuning) -> Tuning:
+    """``"distance=4,streams=4,late"`` as changes of ``base``; a name alone is 1."""
+    known = {field.name: type(getattr(base, field.name)) for field in fields(Tuning)}
+    changes: dict[str, Any] = {}
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition("=")
+        if name not in known:
+            raise unknown_name("kernel tuning in HERALD_TUNING", name, known)
+        if not (value or "1").isdecimal():
+            message = f"HERALD_TUNING: {name} must be a whole number, got {value!r}"
+            raise ConfigError(message)
+        changes[name] = known[name](int(value or "1"))
+    return replace(base, **changes)
+
+
+@functools.cache
 def default_tuning() -> Tuning:
-    """The scan's default on this processor.
+    """The scan's default on this processor, changed by ``HERALD_TUNING`` (:func:`parse_tuning`).
 
     Intel (Emerald Rapids): two pages ahead, a factor of 1.4 over none. AMD (Zen 4): none, prefetching halves the speed.
     """
-    return Tuning(distance=4) if _core.is_intel() else Tuning()
+    base = Tuning(distance=4) if _core.is_intel() else Tuning()
+    return parse_tuning(os.environ.get("HERALD_TUNING", ""), base)
 
 
 def default_gather_tuning() -> GatherTuning:

@@ -1,0 +1,66 @@
+"""Tuning: names, limits, and that it never changes what is found."""
+
+import numpy as np
+import pytest
+
+from herald_exec import kernels
+from herald_exec.kernels.checking import TUNINGS
+from herald_exec.kernels.tuning import parse_tuning
+from herald_pipeline.errors import ConfigError
+
+
+def test_changes_are_read_from_text():
+    base = kernels.Tuning(distance=4)
+    found = parse_tuning("streams=4,late,tiles=0", base)
+    assert found == kernels.Tuning(distance=4, streams=4, late=True)
+    assert parse_tuning("", base) == base
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("distanze=2", "did you mean 'distance'"), ("distance=far", "whole number, got 'far'")]
+)
+def test_a_bad_text_is_named(text, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_tuning(text, kernels.Tuning())
+
+
+@pytest.mark.parametrize("change", [{"distance": -1}, {"distance": 129}, {"streams": 0}, {"warm": 5000}])
+def test_a_number_out_of_range_is_refused(change):
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        kernels.Tuning(**change)
+
+
+def test_an_unknown_cache_level_is_refused():
+    with pytest.raises(ConfigError, match="did you mean 'first'"):
+        kernels.GatherTuning(level="frist")
+
+
+def test_prefetch_and_order_leave_every_bit_as_it_is(tier):
+    pool = kernels.PagedKV(1, 2, 2, 3000, 128)
+    pool.fill_normal(5)
+    queries = np.random.default_rng(1).standard_normal((2, 1, 8, 128)).astype(np.float32)
+
+    def found(tuning):
+        options = kernels.SelectOptions(tuning=tuning)
+        return kernels.select(pool, 0, [0, 1], [3000, 777], queries, [150, 40], options=options).output.tobytes()
+
+    expected = found(kernels.Tuning())
+    assert all(found(tuning) == expected for tuning in TUNINGS if not tuning.tiles)
+
+
+def test_every_way_of_gathering_copies_the_same(tier):
+    pool = kernels.PagedKV(1, 1, 2, 1000, 64)
+    pool.fill_normal(5)
+    queries = np.ones((1, 1, 4, 64), np.float32)
+    selection = kernels.select(pool, 0, [0], [1000], queries, [300])
+    expected = None
+    for tuning in (
+        kernels.GatherTuning(ahead=0),
+        kernels.GatherTuning(level="second", scattered=True),
+        kernels.GatherTuning(ahead=256, level="once", streaming=False),
+    ):
+        out = [np.zeros((1, 2, 300, 64), np.uint16) for _ in range(2)]
+        kernels.gather(pool, 0, [0], selection, *out, tuning=tuning)
+        found = out[0].tobytes() + out[1].tobytes()
+        assert expected in (None, found)
+        expected = found
