@@ -80,8 +80,7 @@ class Op(NamedTuple):
     layout: Layout = Layout.CONTIGUOUS
 
 
-@dataclass(frozen=True, slots=True)
-class Repeat:
+class Repeat(NamedTuple):
     """``ops`` in order, ``count`` times: the layers of a forward that cost the same."""
 
     count: int

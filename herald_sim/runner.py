@@ -84,7 +84,7 @@ class Simulation:
         self._start_kernels = Gpu(self.env, self._next_phase).start
         self._start_flow = SharedRates(self.env, self._next_phase).start
         self._lanes = {stream.name: _Lane(stream.high_priority) for stream in program.pipeline.template.streams}
-        self._host = (self._issue,)
+        self._host = (self._wake,)
         self._issues = program.issues()
         self._layouts: dict[int, _Layout] = {}
         self._pricers: dict[tuple[str, int], Pricer] = {}
@@ -118,17 +118,18 @@ class Simulation:
         """Nothing may be left: a launch that still waits is a fault of ours."""
         assert not self._pending, f"{len(self._pending)} launches never ran: {sorted(self._pending)[:5]}"
 
-    def _issue_at(self, at_ns: int, decided: Launch | None = None) -> None:
-        """Let the host go on at ``at_ns``, with what the launch ``decided`` has found."""
-        self.env.at(at_ns, decided, self._host)
+    def _issue_at(self, at_ns: int) -> None:
+        """Let the host begin, or go on after idling, at ``at_ns``."""
+        self.env.at(at_ns, None, self._host)
 
-    def _issue(self, alarm: Alarm) -> None:
+    def _wake(self, _alarm: Alarm) -> None:
+        self._issue(None, self.env.now_ns)
+
+    def _issue(self, decided: Launch | None, now: int) -> None:
         """The host: issues sections in order, until it must know what a forward finds or nothing is there to run.
 
-        An event's callback and not a simpy process: a process costs a second event each time that it waits.
+        It goes on within the event that ends the launch ``decided``: a simpy process would cost another event.
         """
-        now = self.env.now_ns
-        decided: Launch | None = alarm._value
         feedback = None if decided is None else self._feedback(decided, now)
         while True:
             try:
@@ -242,7 +243,7 @@ class Simulation:
                 if not later.blockers[follower]:
                     self._begin(later, follower, now)
         if decided is not None and section.awaited:
-            self._issue_at(now, decided)
+            self._issue(decided, now)
 
     def _record(self, lane: _Lane, now: int) -> None:
         """Record the launch with what a trace, the invariants and the prefill's figures ask of it."""

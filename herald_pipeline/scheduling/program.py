@@ -5,15 +5,16 @@ in ``after`` have ended, and answer a launch that ``decides`` with which rows st
 batch policy means is in here, so simulated and real runs cannot differ in it.
 """
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import starmap
 from typing import NamedTuple
 
 from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.scheduling.admission import Admission, Request
 from herald_pipeline.scheduling.rows import Cohort, Row, Taken, begin_block
-from herald_pipeline.scheduling.wiring import Wiring
+from herald_pipeline.scheduling.wiring import Plan, Wiring
 from herald_pipeline.stages import Edge, LaunchShape, RowGroup, Rows, Section, Stage, launch_shape
 
 
@@ -38,6 +39,47 @@ class Launch:
     after: tuple[int, ...]
     block: int
     step: int
+
+
+@dataclass(slots=True, eq=False)
+class Issue:
+    """A section's launches, issued together: launch ``first + p`` is what stands at position p of ``plan``.
+
+    Attributes
+    ----------
+    plan
+        The launches in order, with what they wait for within the section.
+    first
+        Number of the first launch.
+    taken
+        Row groups and shape of the launches, by which rows their stages take.
+    outside
+        Position -> numbers of the launches of earlier sections that it waits for, besides its stream's.
+    block, step
+        Where the rows stand; of several cohorts, the first one.
+    """
+
+    plan: Plan
+    first: int
+    taken: Mapping[Rows, Taken]
+    outside: Mapping[int, set[int]]
+    block: int
+    step: int
+
+    def launch(self, position: int) -> Launch:
+        """The launch at ``position``."""
+        stage, layer, near, _, _ = self.plan.launches[position]
+        first = self.first
+        after = tuple([first + earlier for earlier in near])
+        others = self.outside.get(position)
+        if others:
+            after = tuple(sorted(others.union(after)))
+        groups, shape = self.taken[stage.rows]
+        return Launch(first + position, stage, layer, groups, shape, after, self.block, self.step)
+
+    def launches(self) -> Iterator[Launch]:
+        """All of them, in order."""
+        return map(self.launch, range(len(self.plan.launches)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +107,13 @@ class Feedback(NamedTuple):
     now_ns: int = 0
 
 
-Issued = Generator[Launch | Idle, Feedback | None, Feedback | None]
+Issued = Generator[Issue | Idle, Feedback | None, Feedback | None]
 _NO_SLOTS: frozenset[int] = frozenset()
+_RUNNING = frozenset({Rows.RUNNING})
 
 
 class Program:
-    """Launches of ``requests`` through ``pipeline``; iterate :meth:`launches`."""
+    """Launches of ``requests`` through ``pipeline``; iterate :meth:`launches`, or :meth:`issues` section by section."""
 
     def __init__(
         self,
@@ -87,6 +130,8 @@ class Program:
         self._block_length = pipeline.settings.block_length
         self.admission = Admission(requests, slots=slots, block_length=self._block_length, kv_tokens=kv_tokens)
         self._wiring = Wiring(pipeline.template)
+        self._steps = (*pipeline.template.step, Section((pipeline.template.denoise,)))
+        """A step's sections: what goes before ``denoise``, and itself."""
         self._rows: dict[int, Row] = {}
         self._left: dict[int, Cohort] = {}
         """The last cohort of each freed slot: its copies may still be under way when another request moves in."""
@@ -94,6 +139,22 @@ class Program:
 
     def launches(self) -> Generator[Launch | Idle, Feedback | None, None]:
         """Yield each launch; after one whose stage ``decides`` the sender must answer with its feedback."""
+        issues = self.issues()
+        answer: Feedback | None = None
+        while True:
+            try:
+                issue = issues.send(answer)
+            except StopIteration:
+                return
+            answer = None
+            if isinstance(issue, Idle):
+                yield issue
+                continue
+            for launch in issue.launches():
+                answer = yield launch
+
+    def issues(self) -> Generator[Issue | Idle, Feedback | None, None]:
+        """Yield section by section what is issued together; after one with a ``decider``, its feedback is due."""
         row_by_row = self.policy is BatchPolicy.FIRST_DONE_FIRST_OUT
         cohorts: list[Cohort] = []
         starting: list[int] = []
@@ -178,25 +239,16 @@ class Program:
                 going_on.append(slot)
         return going_on
 
-    def _step(self, cohorts: Sequence[Cohort]) -> Generator[Launch | Idle, Feedback | None, Feedback]:
+    def _step(self, cohorts: Sequence[Cohort]) -> Generator[Issue | Idle, Feedback | None, Feedback]:
         """One denoise step of all running rows."""
-        draft_step, stage = self._template.draft_step, self._template.denoise
-        first = cohorts[0]
-        if len(cohorts) == 1:
-            groups, shape = first.step_groups(first.step == draft_step)
-        else:
-            groups = tuple(g for c in cohorts for g in c.step_groups(c.step == draft_step)[0])
-            shape = launch_shape(groups, self._block_length)
-        for section in self._template.step:
-            yield from self._section(section, cohorts, {Rows.RUNNING: (groups, shape)})
-        number = self._next_id
-        self._next_id = number + 1
-        after: tuple[int, ...] = ()
-        if self._wiring.step_edges:
-            after = tuple(sorted(self._far(self._wiring.step_edges, stage, cohorts)))
-        for cohort in cohorts:
-            cohort.issued[stage.name] = number
-        feedback = yield Launch(number, stage, None, groups, shape, after, first.block, first.step)
+        draft_step, first = self._template.draft_step, cohorts[0]
+        taken = first.step_groups(first.step == draft_step)
+        if len(cohorts) > 1:
+            groups = tuple(g for c in cohorts for g in c.step_groups(c.step == draft_step)[Rows.RUNNING][0])
+            taken = {Rows.RUNNING: (groups, launch_shape(groups, self._block_length))}
+        feedback = None
+        for section in self._steps:
+            feedback = yield from self._section(section, cohorts, taken, _RUNNING)
         assert feedback is not None, "a deciding launch needs its answer"
         return feedback
 
@@ -217,37 +269,34 @@ class Program:
             onward = slots
         if onward:
             taken[Rows.NEXT] = cohort.section_groups(onward)
+        taking = frozenset(taken)
         for section in sections:
-            found = yield from self._section(section, (cohort,), taken)
+            found = yield from self._section(section, (cohort,), taken, taking)
             answer = found or answer
         return answer
 
-    def _section(self, section: Section, cohorts: Sequence[Cohort], taken: Mapping[Rows, Taken]) -> Issued:
-        """Issue one section for the rows of each kind that ``taken`` holds."""
-        wiring, answer = self._wiring, None
-        plan = wiring.plan(section, frozenset(taken))
-        first = number = self._next_id
+    def _section(
+        self, section: Section, cohorts: Sequence[Cohort], taken: Mapping[Rows, Taken], taking: frozenset[Rows]
+    ) -> Issued:
+        """Issue one section for the rows of each kind that ``taken`` holds; returns the answer of its decider."""
+        wiring = self._wiring
+        plan = wiring.plan(section, taking)
+        first = self._next_id
         self._next_id = first + len(plan.launches)
-        block, step = cohorts[0].block, cohorts[0].step
         # Edges that leave the section are looked up before its own launches are noted.
-        far = {p: self._far(planned.far, planned.stage, cohorts) for p, planned in plan.far}
+        outside = {}
+        for position, planned in plan.outside:
+            found = self._far(planned.far, planned.stage, cohorts)
+            found.update(number for number in starmap(wiring.recent, planned.ring) if number is not None)
+            if found:
+                outside[position] = found
         for cohort in cohorts:
-            cohort.issued.update({name: first + position for name, position in plan.last})
-        for position, (stage, layer, near, _, ring) in enumerate(plan.launches):
-            # Most launches wait for one other at most: no list for them.
-            after = (first + near[0],) if len(near) == 1 else tuple([first + earlier for earlier in near])
-            if ring or position in far:
-                sources = far.get(position, set())
-                recent = (wiring.recent(name, ago) for name, ago in ring)
-                sources.update(after, (source for source in recent if source is not None))
-                after = tuple(sorted(sources))
-            groups, shape = taken[stage.rows]
-            feedback = yield Launch(number, stage, layer, groups, shape, after, block, step)
-            number += 1
-            if stage.decides:
-                answer = feedback
-        wiring.remember(plan, first)
-        return answer
+            issued = cohort.issued
+            for name, at in plan.last:
+                issued[name] = first + at
+        if plan.ring:
+            wiring.remember(plan, first)
+        return (yield Issue(plan, first, taken, outside, cohorts[0].block, cohorts[0].step))
 
     def _far(self, edges: Sequence[Edge], stage: Stage, cohorts: Sequence[Cohort]) -> set[int]:
         """Launch numbers that edges from outside the section mean."""

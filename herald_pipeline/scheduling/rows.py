@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from herald_pipeline.scheduling.admission import Request
 from herald_pipeline.settings import Settings
-from herald_pipeline.stages import LaunchShape, Mode, RowGroup, launch_shape
+from herald_pipeline.stages import LaunchShape, Mode, RowGroup, Rows, launch_shape
 
 Taken = tuple[tuple[RowGroup, ...], LaunchShape]
 """Row groups of a launch and their totals."""
@@ -52,7 +52,7 @@ class Cohort:
     completing: tuple[int, ...] = ()
     issued: dict[str, int] = field(default_factory=dict)
     _totals: tuple[tuple[int, ...], int, int, int, int] | None = None
-    _steps: dict[bool, Taken] = field(default_factory=dict)
+    _steps: dict[bool, dict[Rows, Taken]] = field(default_factory=dict)
     _taken: dict[tuple[int, ...], Taken] = field(default_factory=dict)
 
     @property
@@ -75,8 +75,8 @@ class Cohort:
             self.open = tuple(slot for slot in before if slot in masked)
             self.completing = tuple(slot for slot in before if slot not in masked)
 
-    def step_groups(self, drafting: bool) -> Taken:
-        """Row groups of the next step; steps between which no row changed share them."""
+    def step_groups(self, drafting: bool) -> Mapping[Rows, Taken]:
+        """Row groups of the next step, which the running rows take; steps between which no row changed share them."""
         drafting = drafting and bool(self.next_slots)
         known = self._steps.get(drafting)
         if known is None:
@@ -90,7 +90,8 @@ class Cohort:
                     drafted = tuple(slot for slot in slots if slot in self.next_slots)
                 others = slots if not drafted else tuple(s for s in slots if s not in self.next_slots)
                 groups += [self._group(part, mode) for part, mode in ((drafted, draft), (others, plain)) if part]
-            known = self._steps[drafting] = (tuple(groups), launch_shape(groups, self.block_length))
+            taken = (tuple(groups), launch_shape(groups, self.block_length))
+            known = self._steps[drafting] = {Rows.RUNNING: taken}
         return known
 
     def section_groups(self, slots: tuple[int, ...]) -> Taken:
