@@ -109,7 +109,8 @@ def study_row(
         "steps_per_block": sum(blocks) / len(blocks),
         "blocks_per_answer": len(blocks) / count,
         "nfe": (sum(blocks) + len(blocks)) / count,
-        "scan_bytes_per_block": sum(found.scan_bytes) / len(blocks),
+        "scan_bytes": sum(found.scan_bytes),
+        "selections": sum(found.selections),
         "raw": [
             {"seed": sample.seed, "answer": text, "exact": score.exact, "partial": score.partial, "steps": steps}
             for sample, text, score, steps in zip(samples, texts, scores, found.steps, strict=True)

@@ -31,11 +31,15 @@ _PREFILL_CHUNK, _PREFILL_ROWS = 512, 64
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """Answers cut before their end token, T of each block, and bytes of entries that selections read, by request."""
+    """Answers cut before their end token, T of each block, and what selections read, by request.
+
+    ``scan_bytes`` and ``selections`` leave prefill's selection out, which needs no stored entry.
+    """
 
     answers: list[list[int]]
     steps: list[list[int]]
     scan_bytes: list[float]
+    selections: list[int]
 
 
 @dataclass
@@ -111,6 +115,7 @@ class Study:
         self._rows = torch.arange(len(prompts.samples), device=self.model.device)
         self._pools: dict[int, KV] = {}
         self._bytes = [0.0] * len(prompts.samples)
+        self._selections = [0] * len(prompts.samples)
 
     # The decoding loop ------------------------------------------------------------------------------------------------
 
@@ -135,7 +140,7 @@ class Study:
             if not going or last:
                 break
             self._next_block(torch.tensor(going, device=self.model.device), draft, start)
-        return Answered(answers, steps, self._bytes)
+        return Answered(answers, steps, self._bytes, self._selections)
 
     def _decode_block(self, start: int) -> tuple[Tensor, list[int], list[KV] | None]:
         """Tokens ``[R, B]``, steps of each row, and the draft's KV by layer; clean KV is left in the prompts' cache."""
@@ -266,9 +271,8 @@ class Study:
     def _next_block(self, going: Tensor, draft: list[KV] | None, start: int) -> None:
         """Drop rows that ended, and choose what the block behind the one at ``start`` reads."""
         if self.rule.when is When.AHEAD:
-            rows, self._rows = self._rows, self._rows[going]
+            self._rows = self._rows[going]
             drafted = None if draft is None else [KV(kv.keys[going], kv.values[going]) for kv in draft]
-            del rows
             self._ahead(drafted, start)
         else:
             self._rows = self._rows[going]
@@ -320,6 +324,7 @@ class Study:
         read = self.rule.scan_bytes(self.model.shape, prefix, count)
         for row in self._rows.tolist():
             self._bytes[row] += read
+            self._selections[row] += 1
 
 
 def _attend(q: Tensor, prefix: KV, own: KV) -> Tensor:

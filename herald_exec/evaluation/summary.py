@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from herald_exec.evaluation.rules import RULES, When
 from herald_exec.reference.scoring import wilson_interval
 from herald_pipeline.errors import ConfigError, unknown_name
 
 RESAMPLES = 2000
-_NEEDED = frozenset({"rule", "budget", "task", "context", "exact", "partial", "scan_bytes_per_block", "raw"})
+_NEEDED = frozenset({"rule", "budget", "task", "context", "exact", "partial", "scan_bytes", "selections", "raw"})
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -54,6 +55,25 @@ def _grouped(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, float], list[dic
     return groups
 
 
+def _per_selection(cells: Sequence[dict[str, Any]]) -> float:
+    """Bytes that a selection of one request reads on average; 0 where none is made."""
+    selections = sum(cell["selections"] for cell in cells)
+    return float(sum(cell["scan_bytes"] for cell in cells) / selections) if selections else 0.0
+
+
+def selecting(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Cells of tasks whose answers run over several blocks, so that every rule that scans also selects there.
+
+    In answers of one block an overlapped rule has nothing to choose: prefill selects with all B queries.
+    """
+    scanning = {name for name, rule in RULES.items() if rule.when in (When.STEP0, When.PROXY, When.AHEAD)}
+    tasks = {(row["task"], row["context"]) for row in rows}
+    for row in rows:
+        if row["rule"] in scanning and 2 * row["selections"] < len(row["raw"]):
+            tasks.discard((row["task"], row["context"]))
+    return [row for row in rows if (row["task"], row["context"]) in tasks]
+
+
 def table(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """One entry a rule and budget: every task's scores, their mean, the paired difference from Dense, and costs."""
     groups = _grouped(rows)
@@ -76,28 +96,28 @@ def table(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "partial": float(np.mean([raw["partial"] for cell in cells for raw in cell["raw"]])),
                 "minus_dense": paired_interval(shared) if shared and rule != "dense" else None,
                 "steps_per_block": float(np.mean(blocks)),
-                "scan_bytes_per_block": float(np.mean([cell["scan_bytes_per_block"] for cell in cells])),
+                "scan_bytes": _per_selection(cells),
                 "tasks": {f"{cell['task']}@{cell['context']}": cell["exact"] for cell in cells},
             }
         )
     return found
 
 
-def front(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rules that scan, by bytes a block; ``best`` where none reads as little, asks as few and is as accurate or better.
+def front(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rules by the bytes that one selection reads, over the tasks of :func:`selecting`.
 
-    Bytes, queries (the scan's arithmetic) and exact match are what is traded; budgets are all in it.
+    ``best`` where no other reads as little, asks as few queries, keeps as few entries and is as accurate or better.
     """
-    points = [entry for entry in entries if entry["scan_bytes_per_block"] > 0]
+    points = [entry for entry in table(selecting(rows)) if entry["scan_bytes"] > 0]
 
     def beats(a: dict[str, Any], b: dict[str, Any]) -> bool:
-        costs = [(x["scan_bytes_per_block"], x["queries"], x["budget"], -x["exact"]["value"]) for x in (a, b)]
+        costs = [(x["scan_bytes"], x["queries"], x["budget"], -x["exact"]["value"]) for x in (a, b)]
         return costs[0] != costs[1] and all(x <= y for x, y in zip(*costs, strict=True))
 
-    ordered = sorted(points, key=lambda entry: (entry["scan_bytes_per_block"], -entry["exact"]["value"]))
+    ordered = sorted(points, key=lambda entry: (entry["scan_bytes"], -entry["exact"]["value"]))
     return [
-        {key: entry[key] for key in ("rule", "budget", "queries", "scan_bytes_per_block", "exact", "steps_per_block")}
-        | {"best": not any(beats(other, entry) for other in points)}
+        {key: entry[key] for key in ("rule", "budget", "queries", "scan_bytes", "samples", "exact", "steps_per_block")}
+        | {"tasks": sorted(entry["tasks"]), "best": not any(beats(other, entry) for other in points)}
         for entry in ordered
     ]
 
@@ -129,10 +149,9 @@ def steps_lines(
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Table, front, and T of every rule and budget."""
-    entries = table(rows)
     return {
-        "table": entries,
-        "front": front(entries),
+        "table": table(rows),
+        "front": front(rows),
         "steps": [
             {"rule": rule, "budget": budget, "histogram": histogram(steps_lines(rows, rule, budget))}
             for rule, budget in _grouped(rows)
@@ -143,7 +162,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def text(found: dict[str, Any]) -> str:
     """The summary for a terminal: exact match in percent, differences from Dense with 95% intervals."""
     tasks = list(dict.fromkeys(task for entry in found["table"] for task in entry["tasks"]))
-    head = f"{'rule':17} {'budget':>6} {'exact':>6} {'minus Dense (95%)':>22} {'T':>5} {'MB/block':>9}"
+    head = f"{'rule':17} {'budget':>6} {'exact':>6} {'minus Dense (95%)':>22} {'T':>5} {'MB/pass':>9}"
     lines = [head + "".join(f" {task:>11}" for task in tasks)]
     for entry in found["table"]:
         gap = entry["minus_dense"]
@@ -151,15 +170,18 @@ def text(found: dict[str, Any]) -> str:
             "" if gap is None else f"{100 * gap['value']:+.1f} ({100 * gap['low']:+.1f}..{100 * gap['high']:+.1f})"
         )
         line = f"{entry['rule']:17} {entry['budget']:6.3f} {100 * entry['exact']['value']:6.1f} {against:>22}"
-        line += f" {entry['steps_per_block']:5.1f} {entry['scan_bytes_per_block'] / 1e6:9.3f}"
+        line += f" {entry['steps_per_block']:5.1f} {entry['scan_bytes'] / 1e6:9.3f}"
         for task in tasks:
             score = entry["tasks"].get(task)
             line += f" {'':>11}" if score is None else f" {100 * score['value']:11.1f}"
         lines.append(line)
-    lines += ["", "Accuracy against retrieval cost; * where no other reads less, asks less and is as accurate:"]
+    if not found["front"]:
+        return "\n".join([*lines, "", "No task here has answers of several blocks, so there is no front to show."])
+    over = ", ".join(found["front"][0]["tasks"])
+    lines += ["", f"Accuracy on {over} against retrieval cost; * where no other costs less and is as accurate:"]
     for point in found["front"]:
         lines.append(
             f"{'*' if point['best'] else ' '} {point['rule']:17} {point['budget']:6.3f} {point['queries']:3d} queries "
-            f"{point['scan_bytes_per_block'] / 1e6:9.3f} MB/block  {100 * point['exact']['value']:5.1f}"
+            f"{point['scan_bytes'] / 1e6:9.3f} MB a selection  {100 * point['exact']['value']:5.1f}"
         )
     return "\n".join(lines)

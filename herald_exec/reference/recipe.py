@@ -97,6 +97,7 @@ def _longer() -> Recipe:
         steps=2000,
         decay_from=0.3,
         peak=0.75,
+        evaluation_contexts=(4096, 1024, 8064, 2048),
     )
 
 

@@ -19,7 +19,8 @@ def cell(rule, budget, exact, scan=0.0, queries=1, task="kv", steps=(3,)):
         "context": 512,
         "exact": {"value": exact / 10, "low": 0.0, "high": 1.0},
         "partial": {"value": exact / 10, "low": 0.0, "high": 1.0},
-        "scan_bytes_per_block": scan,
+        "scan_bytes": scan * 10,
+        "selections": 10 * bool(scan),
         "raw": [
             {"seed": seed, "answer": "", "exact": score, "partial": score, "steps": list(steps)}
             for seed, score in enumerate(right)
@@ -51,7 +52,7 @@ def test_an_interval_of_paired_differences_covers_the_mean_and_shrinks_with_samp
 
 
 def test_the_front_keeps_what_nothing_beats_in_bytes_queries_and_accuracy():
-    best = {point["rule"]: point["best"] for point in front(table(CELLS))}
+    best = {point["rule"]: point["best"] for point in front(CELLS)}
     assert best == {"herald": True, "herald-int8": True, "herald-smooth": False, "herald-32q": True}
 
 
@@ -78,6 +79,14 @@ def test_the_text_has_every_rule_task_and_difference():
     assert all(row["rule"] in shown for row in CELLS)
     assert "kv@512" in shown
     assert "-20.0" in shown
+
+
+def test_the_front_leaves_out_tasks_where_an_overlapped_rule_selects_nothing():
+    """An answer of one block: MAGE selects in step 0, HERALD has been selected for in prefill."""
+    single = [cell("mage-offload", 0.05, 9, scan=5.0, task="hop"), cell("herald", 0.05, 9, task="hop")]
+    assert {tuple(point["tasks"]) for point in front([*CELLS, *single])} == {("kv@512",)}
+    assert front(single) == []
+    assert "no front" in text(summary(single))
 
 
 @pytest.mark.parametrize(

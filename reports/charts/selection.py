@@ -1,0 +1,123 @@
+"""Accuracy of selection rules: against budget, against what a selection reads, and T; from a study's summary.
+
+Frames come from the JSON of ``python -m herald_exec.evaluation show FILE --json`` (:func:`study_frames`).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from herald_pipeline.errors import ConfigError
+from reports.theme import METHOD_COLORS, WIDTH, finished, scale
+
+
+def study_frames(summary: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+    """``accuracy``, ``cost`` and ``steps`` of a study's summary; :class:`ConfigError` when it is none."""
+    missing = [name for name in ("table", "front", "steps") if name not in summary]
+    if missing:
+        message = (
+            f"a study's summary needs table, front and steps, this one has no {', '.join(missing)}; "
+            "write it with: python -m herald_exec.evaluation show FILE --json"
+        )
+        raise ConfigError(message)
+    accuracy = [
+        {"rule": row["rule"], "budget": row["budget"], "task": task, **score}
+        for row in summary["table"]
+        for task, score in row["tasks"].items()
+    ]
+    cost = [
+        {
+            "rule": row["rule"],
+            "budget": row["budget"],
+            "queries": row["queries"],
+            "mb": row["scan_bytes"] / 1e6,
+            "best": row["best"],
+            **row["exact"],
+        }
+        for row in summary["front"]
+    ]
+    steps = [
+        {"rule": row["rule"], "budget": row["budget"], "steps": int(taken), "blocks": blocks}
+        for row in summary["steps"]
+        for taken, blocks in row["histogram"].items()
+    ]
+    return {"accuracy": pd.DataFrame(accuracy), "cost": pd.DataFrame(cost), "steps": pd.DataFrame(steps)}
+
+
+def _interval(base: Any, x: Any) -> Any:
+    return base.mark_rule(opacity=0.6).encode(x=x, y=alt.Y("low:Q"), y2=alt.Y2("high:Q"))
+
+
+def accuracy_by_budget(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
+    """Rows ``rule, budget, task, value, low, high``: a panel a task, Dense as a dashed line with its own colour."""
+    rules = list(dict.fromkeys(frame["rule"]))
+    color = alt.Color("rule:N", title="rule", scale=scale(METHOD_COLORS, rules))
+    budgeted = frame[frame["rule"] != "dense"]
+    x = alt.X("budget:Q", scale=alt.Scale(type="log"), axis=alt.Axis(format="%"), title="budget (share of the prefix)")
+    y = alt.Y("value:Q", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%"), title="exact match")
+    base = alt.Chart(frame).encode(color=color)
+    chosen = base.transform_filter("datum.rule != 'dense'")
+    tips = [
+        alt.Tooltip("rule:N"),
+        *(alt.Tooltip(f"{name}:Q", format=".1%") for name in ("budget", "value", "low", "high")),
+    ]
+    line = chosen.mark_line(point=True).encode(x=x, y=y, tooltip=tips)
+    dense = base.transform_filter("datum.rule == 'dense'").mark_rule(strokeDash=[5, 4]).encode(y=y)
+    chart = alt.layer(_interval(chosen, x), line, dense).properties(width=WIDTH // 3, height=180)
+    best = budgeted.sort_values("value").groupby("task").tail(1).to_dict("records")
+    words = "; ".join(f"{row['task']}: {row['rule']} at {row['budget']:.1%} {row['value']:.0%}" for row in best)
+    facet = chart.facet(facet=alt.Facet("task:N", title=None), columns=2)
+    return finished(facet, title, subtitle, f"{title}. Highest of each task: {words}.")
+
+
+def cost_front(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
+    """Rows ``rule, budget, queries, mb, value, low, high, best``: bytes that a selection reads against exact match."""
+    rules = list(dict.fromkeys(frame["rule"]))
+    x = alt.X(
+        "mb:Q",
+        scale=alt.Scale(type="log", nice=False, padding=20),
+        title="read by a block's selection (MB = 10^6 bytes, log scale)",
+    )
+    y = alt.Y("value:Q", scale=alt.Scale(zero=False), axis=alt.Axis(format="%"), title="exact match, all tasks")
+    base = alt.Chart(frame).encode(
+        color=alt.Color("rule:N", title="rule", scale=alt.Scale(domain=rules, scheme="tableau20")),
+    )
+    dots = base.mark_point(filled=True, size=90).encode(
+        x=x,
+        y=y,
+        shape=alt.Shape("queries:N", title="queries"),
+        opacity=alt.condition("datum.best", alt.value(1.0), alt.value(0.35)),
+        tooltip=[
+            alt.Tooltip("rule:N"),
+            alt.Tooltip("budget:Q", format=".1%"),
+            alt.Tooltip("queries:Q"),
+            alt.Tooltip("mb:Q", format=",.3f", title="MB a block"),
+            alt.Tooltip("value:Q", format=".1%"),
+        ],
+    )
+    chart = alt.layer(_interval(base, x), dots).properties(width=WIDTH * 2 // 3, height=320)
+    kept = frame[frame["best"]].to_dict("records")
+    words = "; ".join(f"{row['rule']} at {row['budget']:.1%}: {row['mb']:.2f} MB, {row['value']:.0%}" for row in kept)
+    return finished(chart, title, subtitle, f"{title}. Where nothing reads less and is as accurate: {words}.")
+
+
+def steps_histogram(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
+    """Rows ``rule, budget, steps, blocks``: how many blocks took T steps, one row of bars a rule and budget."""
+    shown = frame.assign(label=[f"{row.rule} {row.budget:.1%}" for row in frame.itertuples()])
+    height = 46
+    chart = (
+        alt.Chart(shown)
+        .mark_bar()
+        .encode(
+            x=alt.X("steps:O", title="T (denoising steps of a block)"),
+            y=alt.Y("blocks:Q", title="blocks"),
+            tooltip=[alt.Tooltip("label:N"), alt.Tooltip("steps:O"), alt.Tooltip("blocks:Q")],
+        )
+        .properties(width=WIDTH * 2 // 3, height=height)
+        .facet(row=alt.Row("label:N", title=None, header=alt.Header(labelAngle=0, labelAlign="left")))
+    )
+    total = shown.assign(all=shown["steps"] * shown["blocks"]).groupby("label")[["all", "blocks"]].sum()
+    words = "; ".join(f"{label} {row['all'] / row['blocks']:.1f}" for label, row in total.iterrows())
+    return finished(chart, title, subtitle, f"{title}. Mean T: {words}.")
