@@ -42,7 +42,7 @@ unit: $(STAMP)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadgroup
 
 bench-gpu:                             ## needs a CUDA device and a CUDA build of PyTorch; resumes where it stopped
-	$(PYTHON) -m benchmarks.bench_gpu
+	$(PYTHON) -m benchmarks.gpu --plan all
 
 test-emulated: $(STAMP)                ## the kernels on older and newer processors than this one; minutes; needs qemu-user
 	PYTHON=$(abspath $(PY)) tests/kernels/emulated.sh

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from calibration import profile_file
+from calibration.cells import read_cells
 from calibration.fit import Fit, fit, fitted_tables
 from calibration.host import check_same_machine, this_host
 from calibration.measure import Request, measure
@@ -177,7 +178,7 @@ def reconcile_measured(
 ) -> Outcome:
     """Compare runs that somebody brings with predictions; a training set among them is fitted first."""
     profile = hardware_io.resolve(hardware)
-    samples = read_samples(measured, say)
+    samples = read_cells(measured, shape.name, say) if measured.is_dir() else read_samples(measured, say)
     check_profile(profile, [sample.point for sample in samples], shape)
     check_held_out({sample.point: None for sample in samples})
     return _judge([hardware], shape, samples, (), out, command)[0]

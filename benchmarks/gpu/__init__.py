@@ -1,0 +1,18 @@
+"""The executor on a GPU, cell by cell: rates, steps, ceilings, whole runs. One JSON file a cell.
+
+    python -m benchmarks.gpu --plan first --hardware profiles/MACHINE.toml --out benchmarks/results/MACHINE --minutes 8
+    python -m benchmarks.gpu --cells rates,run:herald:32768:80,ceiling:full_kv_fetch:32768:16 --minutes 4
+
+A cell's name is its kind and its parameters, joined by colons; ``key=value`` parts change one thing of it::
+
+    rates                                  raw rates of this machine
+    step:METHOD:CONTEXT:BATCH              one forward by part, and its roofline sum
+    attention:CONTEXT:BATCH                the attention kernel under several launch shapes
+    run:METHOD:CONTEXT:BATCH[:key=value]   a whole run; keys: T, blocks, budget, link, threads, exact, keys, hbm
+    ceiling:NAME:CONTEXT:BATCH[:link=..]   a ceiling of Fig. 5 by the paper's protocol, in a process of its own
+
+Cells run in the order given: the plans put the most telling ones first. A cell whose file exists is not run again; one
+whose estimate (from the simulator on ``--hardware``) does not fit into what is left of ``--minutes`` is passed over and
+said so; a failing cell leaves its error in its file and the others go on. Weights are random and prompts synthetic.
+Files are what ``python -m calibration reconcile --measured DIR`` reads.
+"""

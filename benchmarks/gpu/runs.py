@@ -1,0 +1,107 @@
+"""Whole runs: a method at a context and a batch. Table II and Figs. 12 to 14 are made of these."""
+
+import time
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.cells import Cell
+from herald_exec import Options, decode
+from herald_exec.execution import Run
+from herald_pipeline import capacity
+from herald_pipeline.capacity import Memory
+from herald_pipeline.pipeline import Pipeline
+from herald_pipeline.trace import Span, write_chrome
+from herald_pipeline.workload import Workload
+
+GB = 1e9
+_FORWARDS = ("denoise", "step_layer", "decide", "select_step")
+_UNLIMITED_BYTES = 1e18
+
+
+def run(bench: Bench, cell: Cell) -> dict[str, Any]:
+    """A run of K blocks of T steps; figures are the executor's own, the first block apart."""
+    pipeline = bench.pipeline(cell)
+    if "hbm" in cell.options:
+        _require(bench, cell, pipeline, float(cell.options["hbm"]))
+    options = Options(
+        batch=cell.batch,
+        synthetic_kv=True,
+        ignore_eos=True,
+        threads=bench.threads(cell),
+        keep_trace=True,
+        seed=0,
+        **({"link_limit_gb_s": cell.options["link"]} if "link" in cell.options else {}),
+        **({"key_only": cell.options["keys"] == "only"} if "keys" in cell.options else {}),
+    )
+    start = time.perf_counter()
+    if bench.on_cuda:
+        torch.cuda.reset_peak_memory_stats()
+    done = decode(pipeline, bench.model, bench.requests(cell), policy=bench.policy(bench.steps(cell)), options=options)
+    found: dict[str, Any] = {**_point(bench, cell, pipeline), **done.result.to_dict()}
+    found["wall_s"] = time.perf_counter() - start
+    if bench.on_cuda:
+        found["hbm_peak_bytes"] = torch.cuda.max_memory_allocated()
+    found.update(_spans(done))
+    found.update(_host_ceiling(bench, cell, pipeline, found["throughput_tok_s"]))
+    if bench.args.trace and done.trace is not None:
+        write_chrome(done.trace, bench.out / f"trace-{cell.file}.gz")
+    return found
+
+
+def _require(bench: Bench, cell: Cell, pipeline: Pipeline, limit_gb: float) -> None:
+    """Refuse a cell that the limit's card would not hold, by the rule that both interpreters use."""
+    memory = Memory(limit_gb * GB, limit_gb * GB, _UNLIMITED_BYTES)
+    block = bench.shape.block_length
+    workload = Workload.uniform(cell.context, cell.batch, gen_tokens=block * bench.blocks(cell), block_length=block)
+    capacity.require(pipeline, workload, memory)
+
+
+def _point(bench: Bench, cell: Cell, pipeline: Pipeline) -> dict[str, Any]:
+    """The configuration, as the adapter of ``calibration reconcile`` reads it."""
+    return {
+        "context": cell.context,
+        "steps": bench.steps(cell),
+        "blocks": bench.blocks(cell),
+        "block_length": pipeline.settings.block_length,
+        "kv_dtype": bench.kv_dtype,
+        "options": dict(cell.options),
+    }
+
+
+def _spans(done: Run) -> dict[str, Any]:
+    """What the trace says beside the result: medians of each stage, gaps between steps, block periods."""
+    assert done.trace is not None
+    spans = [span for span in done.trace.spans if span.block > 0]
+    found: dict[str, Any] = {"stage_ms_median": {}}
+    for name in dict.fromkeys(span.stage for span in spans):
+        found["stage_ms_median"][name] = median(_ms(span) for span in spans if span.stage == name)
+    selects = [span for span in spans if span.stage == "select"]
+    if selects:
+        seconds = sum(_ms(span) for span in selects) / 1e3
+        found["select_gb_s"] = sum(span.bytes for span in selects) / GB / seconds
+    steps = sorted((span for span in spans if span.stage in _FORWARDS), key=lambda span: span.start_ns)
+    gaps = [(b.start_ns - a.end_ns) / 1e6 for a, b in pairwise(steps) if a.block == b.block]
+    found["gap_between_steps_ms_median"] = median(gaps) if gaps else None
+    begins = [min(s.start_ns for s in steps if s.block == block) for block in sorted({s.block for s in steps})]
+    found["block_periods_s"] = [(b - a) / 1e9 for a, b in pairwise(begins)]
+    return found
+
+
+def _ms(span: Span) -> float:
+    return (span.end_ns - span.start_ns) / 1e6
+
+
+def _host_ceiling(bench: Bench, cell: Cell, pipeline: Pipeline, achieved: float | None) -> dict[str, Any]:
+    """The ceiling of a method that scans the full KV once a block: bytes over the DRAM rate of ``rates``."""
+    known = bench.known_rates()
+    scans = any(stage.action == "select" for stage in pipeline.template.stages())
+    if not scans or pipeline.template.step or "dram_read_gb_s" not in known or not achieved:
+        return {}
+    per_token = bench.shape.kv_bytes_per_token(pipeline.settings.dram_kv_dtype)
+    read = cell.batch * cell.context * per_token * (0.5 if cell.options.get("keys") == "only" else 1.0)
+    limit = cell.batch * bench.shape.block_length * known["dram_read_gb_s"] * GB / read
+    return {"dram_ceiling_tok_s": limit, "achieved_over_dram_ceiling": achieved / limit}

@@ -1,0 +1,99 @@
+"""Runs that ``python -m benchmarks.gpu`` left, as samples: a device runs each cell once, for tables and for reconcile.
+
+A cell that changes what no point of comparison names (a paced link, fewer threads, key-only selection) is left to
+``calibration interventions``; a cell that failed, or that is no run, has nothing to compare.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from calibration.points import HELD_OUT, Point
+from calibration.runs import FIGURES, Sample
+from herald_pipeline.errors import ConfigError
+
+Say = Callable[[str], None]
+POINT_KEYS = frozenset({"T", "blocks", "budget"})
+"""Options of a cell that a point states as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One cell's run: its sample, what it changed, and the model it ran."""
+
+    name: str
+    sample: Sample
+    options: dict[str, Any]
+    model: str
+
+
+def read_runs(folder: Path, say: Say) -> list[Ran]:
+    """All runs of a folder of cells.
+
+    Raises
+    ------
+    ConfigError
+        No file of the folder is a run that ended well, or one is no JSON object.
+    """
+    found = [run for path in sorted(folder.glob("*.json")) for run in _read(path, say)]
+    if not found:
+        raise ConfigError(
+            f"{folder} holds no run that ended well; python -m benchmarks.gpu --plan table2 --out {folder} makes some"
+        )
+    return found
+
+
+def read_cells(folder: Path, model: str, say: Say) -> list[Sample]:
+    """Samples of the runs of ``model`` that change nothing but what a point states."""
+    kept = []
+    for run in read_runs(folder, say):
+        others = sorted(set(run.options) - POINT_KEYS)
+        if run.model != model:
+            say(f"{run.name}: left out, it ran {run.model}")
+        elif others:
+            say(f"{run.name}: left to `calibration interventions`, it changes {', '.join(others)}")
+        else:
+            kept.append(run.sample)
+    if not kept:
+        raise ConfigError(f"{folder} holds no plain run of {model}; give --model as the cells had it")
+    return kept
+
+
+def _read(path: Path, say: Say) -> Iterator[Ran]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as problem:
+        raise ConfigError(f"{path} is no JSON: {problem}") from None
+    if not isinstance(document, dict) or not str(document.get("cell", "")).startswith("run:"):
+        return
+    if "error" in document:
+        say(f"{document['cell']}: left out, it failed: {document['error'][:120]}")
+        return
+    result = document.get("result", {})
+    if "context" not in result:
+        say(f"{document['cell']}: left out, an older run whose configuration is not in its result")
+        return
+    yield Ran(str(document["cell"]), _sample(result), dict(result.get("options", {})), str(result["model"]))
+
+
+def _sample(result: dict[str, Any]) -> Sample:
+    options = result.get("options", {})
+    point = Point(
+        str(result["method"]),
+        int(result["context"]),
+        int(result["batch"]),
+        int(result["steps"]),
+        int(result["blocks"]),
+        int(result["block_length"]),
+        str(result["kv_dtype"]),
+        float(options["budget"]) if "budget" in options else None,
+        HELD_OUT,
+    )
+    figures = {name: float(result[name]) for name in FIGURES if result.get(name)}
+    sums = result.get("stages", {})
+    stages = {name: each["busy_s"] / each["count"] for name, each in sums.items() if each["count"]}
+    total = sum(each["busy_s"] for each in sums.values())
+    shares = {name: each["busy_s"] / total for name, each in sums.items()} if total else {}
+    return Sample(point, figures, stages, None, shares)

@@ -1,0 +1,51 @@
+"""Runs of the GPU benchmark as samples: what is kept, what is left to others, what is refused."""
+
+import json
+
+import pytest
+
+from calibration.cells import read_cells, read_runs
+from herald_pipeline.errors import ConfigError
+
+
+def cell(folder, name, **changes):
+    result = {
+        "model": "tiny", "method": "herald", "context": 64, "batch": 2, "steps": 4, "blocks": 3, "block_length": 32,
+        "kv_dtype": "bf16", "options": {}, "throughput_tok_s": 50.0, "block_time_s": 1.28, "stall_s": 0.0,
+        "stages": {"denoise": {"count": 8, "busy_s": 2.0}, "select": {"count": 4, "busy_s": 2.0}},
+    } | changes  # fmt: skip
+    document = {"cell": name, "result": result}
+    (folder / f"{name.replace(':', '-')}.json").write_text(json.dumps(document), encoding="utf-8")
+
+
+def test_a_run_becomes_a_sample_with_mean_stage_times_and_shares(tmp_path):
+    cell(tmp_path, "run:herald:64:2")
+    (sample,) = read_cells(tmp_path, "tiny", lambda _: None)
+    assert sample.figures == {"throughput_tok_s": 50.0, "block_time_s": 1.28}
+    assert sample.stages == {"denoise": 0.25, "select": 0.5}
+    assert sample.shares == {"denoise": 0.5, "select": 0.5}
+    assert (sample.point.method, sample.point.context, sample.point.steps) == ("herald", 64, 4)
+
+
+def test_runs_that_change_what_no_point_states_are_left_out_and_said_so(tmp_path):
+    cell(tmp_path, "run:herald:64:2")
+    cell(tmp_path, "run:herald:64:2:link=14", options={"link": 14.0})
+    said = []
+    assert len(read_cells(tmp_path, "tiny", said.append)) == 1
+    assert len(read_runs(tmp_path, said.append)) == 2
+    assert "changes link" in said[0]
+
+
+def test_another_budget_is_another_point(tmp_path):
+    cell(tmp_path, "run:herald:64:2:budget=0.1", options={"budget": 0.1})
+    (sample,) = read_cells(tmp_path, "tiny", lambda _: None)
+    assert sample.point.budget == 0.1
+
+
+def test_a_failed_cell_is_named_with_its_error_and_a_folder_without_runs_is_refused(tmp_path):
+    (tmp_path / "x.json").write_text(json.dumps({"cell": "run:dense:1:1", "error": "out of memory"}), encoding="utf-8")
+    (tmp_path / "rates.json").write_text(json.dumps({"cell": "rates", "result": {}}), encoding="utf-8")
+    said = []
+    with pytest.raises(ConfigError, match="holds no run that ended well"):
+        read_cells(tmp_path, "tiny", said.append)
+    assert said == ["run:dense:1:1: left out, it failed: out of memory"]
