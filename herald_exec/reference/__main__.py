@@ -127,6 +127,17 @@ def evaluate_(
         print(json.dumps(cell), flush=True)
 
 
+@app.command("table")
+def table_(
+    model: Annotated[Path | None, typer.Option("--model", help="Checkpoint folder [default: the shipped one].")] = None,
+) -> None:
+    """The model card's table of accuracy, from the evaluation that training left."""
+    from herald_exec.reference import SHIPPED
+    from herald_exec.reference.card import accuracy_table, read_cells
+
+    print(accuracy_table(read_cells(model or SHIPPED)))
+
+
 def main() -> None:
     """Run the command; a user's mistake is a message and exit code 1 or 2, never a traceback."""
     try:
