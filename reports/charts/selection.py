@@ -3,7 +3,7 @@
 Frames come from the JSON of ``python -m herald_exec.evaluation show FILE --json`` (:func:`study_frames`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -46,6 +46,16 @@ def study_frames(summary: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
     return {"accuracy": pd.DataFrame(accuracy), "cost": pd.DataFrame(cost), "steps": pd.DataFrame(steps)}
 
 
+_OTHERS = ("#4e79a7", "#f28e2b", "#59a14f", "#b07aa1", "#9c755f", "#76b7b2", "#ff9da7", "#8cd17d", "#d4a6c8", "#86bcb6")
+"""For rules that are no method of the product; used again when there are more."""
+
+
+def _colors(rules: Sequence[str]) -> dict[str, str]:
+    """A method's own colour, and one of the others for each rule beyond them."""
+    others = [rule for rule in rules if rule not in METHOD_COLORS]
+    return METHOD_COLORS | {rule: _OTHERS[at % len(_OTHERS)] for at, rule in enumerate(others)}
+
+
 def _interval(base: Any, x: Any) -> Any:
     return base.mark_rule(opacity=0.6).encode(x=x, y=alt.Y("low:Q"), y2=alt.Y2("high:Q"))
 
@@ -53,9 +63,14 @@ def _interval(base: Any, x: Any) -> Any:
 def accuracy_by_budget(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
     """Rows ``rule, budget, task, value, low, high``: a panel a task, Dense as a dashed line with its own colour."""
     rules = list(dict.fromkeys(frame["rule"]))
-    color = alt.Color("rule:N", title="rule", scale=scale(METHOD_COLORS, rules))
+    color = alt.Color("rule:N", title="rule", scale=scale(_colors(rules), rules))
     budgeted = frame[frame["rule"] != "dense"]
-    x = alt.X("budget:Q", scale=alt.Scale(type="log"), axis=alt.Axis(format="%"), title="budget (share of the prefix)")
+    x = alt.X(
+        "budget:Q",
+        scale=alt.Scale(type="log"),
+        axis=alt.Axis(format=".3~%", values=sorted(set(budgeted["budget"]))),
+        title="budget (share of the prefix)",
+    )
     y = alt.Y("value:Q", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%"), title="exact match")
     base = alt.Chart(frame).encode(color=color)
     chosen = base.transform_filter("datum.rule != 'dense'")
@@ -80,9 +95,14 @@ def cost_front(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
         scale=alt.Scale(type="log", nice=False, padding=20),
         title="read by a block's selection (MB = 10^6 bytes, log scale)",
     )
-    y = alt.Y("value:Q", scale=alt.Scale(zero=False), axis=alt.Axis(format="%"), title="exact match, all tasks")
+    y = alt.Y(
+        "value:Q",
+        scale=alt.Scale(zero=False),
+        axis=alt.Axis(format="%"),
+        title="exact match (answers of several blocks)",
+    )
     base = alt.Chart(frame).encode(
-        color=alt.Color("rule:N", title="rule", scale=alt.Scale(domain=rules, scheme="tableau20")),
+        color=alt.Color("rule:N", title="rule", scale=scale(_colors(rules), rules)),
     )
     dots = base.mark_point(filled=True, size=90).encode(
         x=x,
