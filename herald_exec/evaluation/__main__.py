@@ -4,6 +4,8 @@ python -m herald_exec.evaluation study --reduced --out out/study.jsonl
 python -m herald_exec.evaluation show out/study.jsonl
 python -m herald_exec.evaluation grid --reduced
 python -m herald_exec.evaluation recall --context 1024 --samples 4
+python -m herald_exec.evaluation decoding --reduced --out out/decoding.jsonl
+python -m herald_exec.evaluation decoding-show out/decoding.jsonl
 """
 
 import json
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from herald_exec.evaluation import decoding_command
 from herald_pipeline.errors import HeraldError, check_number, raise_problems
 
 if TYPE_CHECKING:
@@ -177,8 +180,11 @@ def recall(
     print(json.dumps({"pairs": len({(r["task"], r["sample"], r["block"], r["step"]) for r in rows}), "means": means}))
     for bucket in by_bucket(rows):
         print(json.dumps(bucket))
-    for factor in budget_factors(rows):
+    for factor in (*budget_factors(rows), *budget_factors(rows, first_step=1)):
         print(json.dumps({"mage_recall_regained_at": factor}))
+
+
+decoding_command.register(app)
 
 
 def main() -> None:

@@ -282,12 +282,17 @@ def budget_factors(
     rules: Sequence[str] = ("draft", "representative", "herald"),
     resamples: int = 1000,
     seed: int = 0,
+    first_step: int = 0,
 ) -> list[dict[str, Any]]:
     """Factor of the budget at which each rule finds as much as MAGE does at factor 1, with its 95% interval (Fig. 9).
 
     Recall between measured factors is interpolated. Samples are resampled whole, because the steps of an answer are
-    alike. ``None`` says that the largest factor measured does not suffice.
+    alike. ``None`` says that the largest factor measured does not suffice. At step 0 MAGE's queries are the oracle's,
+    so its recall is 1 there by construction: ``first_step`` 1 leaves that out. Empty where no step is left.
     """
+    rows = [row for row in rows if row["step"] >= first_step]
+    if not rows:
+        return []
     samples = sorted({(row["task"], row["context"], row["sample"]) for row in rows})
     number = {sample: at for at, sample in enumerate(samples)}
     factors = sorted({row["factor"] for row in rows})
@@ -311,7 +316,7 @@ def budget_factors(
         low, high = np.quantile(values[1:], (0.025, 0.975), method="closest_observation")
         ends = {"value": values[0], "low": float(low), "high": float(high)}
         finite = {name: value if np.isfinite(value) else None for name, value in ends.items()}
-        found.append({"rule": rule, "samples": len(samples)} | finite)
+        found.append({"rule": rule, "first_step": first_step, "samples": len(samples)} | finite)
     return found
 
 

@@ -137,3 +137,13 @@ def test_the_factors_interval_widens_with_disagreement():
     assert found["low"] < found["value"] < found["high"]
     assert found["value"] == pytest.approx(1.5, abs=0.02)
     assert found["high"] - found["low"] > 0.1
+
+
+def test_step_0_can_be_left_out_of_the_factors():
+    """There MAGE is the oracle; from step 1 on both are alike, and nothing has to be regained."""
+    later = made_rows({"mage": (0.7, 0.9), "draft": (0.7, 0.9)})
+    first = made_rows({"mage": (1.0, 1.0), "draft": (0.7, 0.9)})
+    rows = [row | {"step": 1} for row in later] + first
+    everything, from_one = (budget_factors(rows, rules=("draft",), first_step=step)[0]["value"] for step in (0, 1))
+    assert everything > from_one == 1.0
+    assert budget_factors(first, first_step=1) == []
