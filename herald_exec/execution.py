@@ -1,7 +1,7 @@
 """The public entry: one pipeline with one model on one device -> :class:`~herald_pipeline.result.Result`."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,12 +10,13 @@ import torch
 # The modules that register actions.
 from herald_exec import denoising, fetching, prefill, proxies, retrieval, shadow_actions, transfers  # noqa: F401
 from herald_exec.models.base import BlockModel
+from herald_exec.op_times import OpTimes
 from herald_exec.pacing import paced
 from herald_exec.policy import PlannedPolicy, Policy
 from herald_exec.pools import TORCH_DTYPES, Pools
 from herald_exec.requests import DecodeRequest, RowState, request_problems
 from herald_exec.runner import BeforeStage, Execution
-from herald_exec.session import Action, OnBlock, Session, bind
+from herald_exec.session import ACTIONS, Action, OnBlock, Session, bind
 from herald_exec.shadow import Shadow
 from herald_exec.streams import Streams, ThreadStreams, split_cores
 from herald_pipeline import capacity, validate
@@ -63,6 +64,8 @@ class Options:
         Refuse a pipeline with hazards or deadlocks; off only to show what a missing edge does.
     on_block
         Told of every completed block while the run goes on: streaming and stop words.
+    op_times
+        Collects torch operations by stage; slows the run down.
     """
 
     batch: int = 1
@@ -80,6 +83,7 @@ class Options:
     seed: int = 0
     before_stage: BeforeStage | None = None
     on_block: OnBlock | None = None
+    op_times: OpTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +156,11 @@ def decode(
     checksums: dict[str, float] = {}
     facts = _facts(pipeline, session.pools, size, options)
     try:
-        with _own_error(recorder, program, pipeline, options), torch.inference_mode():
+        ops = nullcontext() if options.op_times is None else options.op_times.recording()
+        with _own_error(recorder, program, pipeline, options), torch.inference_mode(), ops:
             streams, actions = _device(pipeline, session, options)
+            if options.op_times is not None:
+                actions = options.op_times.marked({**ACTIONS, **(actions or {})})
             if options.link_limit_gb_s is not None:
                 actions = paced(pipeline, actions, options.link_limit_gb_s)
             Execution(

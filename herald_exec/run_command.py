@@ -271,6 +271,9 @@ def run(
     ] = True,
     hbm_limit_gb: Annotated[float | None, typer.Option(help="Device memory to stay within.")] = None,
     host_limit_gb: Annotated[float | None, typer.Option(help="Host memory to stay within.")] = None,
+    link_limit_gb_s: Annotated[
+        float | None, typer.Option(help="Hold copies back to this rate in each direction: a slower bus.")
+    ] = None,
     require_pinned: Annotated[
         bool, typer.Option("--require-pinned", help="Refuse to run without pinned memory.")
     ] = False,
@@ -280,6 +283,9 @@ def run(
     commits_out: Annotated[
         Path | None, typer.Option(help="Accepted tokens per request, block and step, as JSON.")
     ] = None,
+    profile_ops: Annotated[
+        bool, typer.Option("--profile-ops", help="Torch operations by stage, as a table; slows the run down.")
+    ] = False,
     check: Annotated[bool, typer.Option("--check", help="Check positions in every pool at every read.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
@@ -310,6 +316,7 @@ def run(
     # torch takes seconds to import: not for --help, nor for a misspelled option.
     methods.get(method)
     from herald_exec.execution import Options, decode
+    from herald_exec.op_times import OpTimes
     from herald_pipeline import trace
 
     loaded = load_model(choices, device, dtype)
@@ -328,7 +335,9 @@ def run(
         pin_cores=pin and device == "cpu",
         synthetic_kv=synthetic_kv,
         ignore_eos=weights == "random",
+        link_limit_gb_s=link_limit_gb_s,
         seed=seed,
+        op_times=OpTimes() if profile_ops else None,
     )
     done = decode(
         pipeline, loaded, drawn, policy=policy(choices, steps_plan, loaded.shape.mask_token_id), options=options
@@ -340,4 +349,9 @@ def run(
     if commits_out is not None:
         recorded = [done.commits[request.id] for request in drawn if request.id in done.commits]
         commits_out.write_text(json.dumps(recorded), encoding="utf-8")
-    typer.echo(json.dumps(done.result.to_dict(), allow_nan=False) if as_json else result_text(done.result))
+    document = done.result.to_dict()
+    if options.op_times is not None:
+        document["ops"] = [row._asdict() for row in options.op_times.rows]
+    typer.echo(json.dumps(document, allow_nan=False) if as_json else result_text(done.result))
+    if options.op_times is not None and not as_json:
+        typer.echo(f"\n{options.op_times.table()}\nthe profiler's own time is inside; throughput is no measurement")
