@@ -172,3 +172,15 @@ def test_weights_do_not_go_on_with_another_vocabulary(recipe, data, tmp_path):
     (started / "tokenizer.json").write_text((started / "tokenizer.json").read_text() + "\n")
     with pytest.raises(ConfigError, match="generate-data --vocabulary"):
         run(replace(recipe, steps=1), data, tmp_path / "other", start=started)
+
+
+def test_the_second_recipe_reads_long_rows_and_words_answers_freely_at_the_end():
+    """All steps are of one size, rows fit the model, and what is decoded later is what it was trained on last."""
+    longer = recipes.get("longer")
+    plans = [plan for phase in longer.phases for plan in phase.cycle]
+    assert {plan.tokens for plan in plans} == {65_536}
+    assert max(plan.length for plan in plans) <= longer.shape.max_positions
+    assert not any(plan.free for plan in longer.phases[0].cycle)
+    assert all(plan.free for plan in longer.phases[-1].cycle)
+    assert {plan.kind for plan in longer.phases[-1].cycle} == {"block", "list"}
+    assert max(longer.rate(step, step / longer.steps) for step in range(longer.steps)) == longer.peak
