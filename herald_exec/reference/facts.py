@@ -170,12 +170,14 @@ class World:
         return f"{self._worded(OPENERS)} {form}{self._worded(CLOSERS)}"
 
     def _stated(self, attribute: str, name: str, value: str) -> str:
+        # The name stands before the value: attention is block-causal, so a value in the block before its name's cannot
+        # know whose it is.
         return self.rng.choice(
             (
                 f" The {attribute} of {name} is {value}.",
                 f" Note that {name} has the {attribute} {value}.",
                 f" For {name}, the {attribute} was set to {value}.",
-                f" Records show {value} as the {attribute} of {name}.",
+                f" Records show the {attribute} of {name} as {value}.",
                 f" They gave {name} a new {attribute}: {value}.",
                 f" Remember: {attribute} of {name} = {value}.",
             )
@@ -222,7 +224,7 @@ class World:
             (
                 f" The {relation} of {first} is {second}.",
                 f" {first} took {second} as {relation}.",
-                f" We know {second} to be the {relation} of {first}.",
+                f" We know the {relation} of {first} to be {second}.",
             )
         )
         pieces = (self._ids(link), self._ids(self._stated(attribute, second, value)))
