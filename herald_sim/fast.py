@@ -2,15 +2,15 @@
 
 A launch starts when its stream is free and the launches that it waits for have ended, and takes the time it takes
 alone. So fast mode equals event mode where nothing contends, and is too fast where GPU kernels take turns or rates are
-shared. It covers lockstep batches of equal requests with one T; anything else is refused (:func:`why_not`), and callers
-fall back to events and say so.
+shared. It covers lockstep batches of equal requests with one T; anything else is refused
+(:func:`~herald_sim.uncontended.why_not`), and callers fall back to events and say so.
 
 The structure of a block (its launches and what each waits for) is read off a short run of the program; the times of all
 blocks come from the cost model, once for each launch of a block, with arrays over the blocks in place of numbers.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -20,37 +20,18 @@ from herald_pipeline.hardware import Curve, Profile, Quantity, known
 from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.result import FORWARD_STAGES, warm_up_blocks
 from herald_pipeline.scheduling.admission import Request
-from herald_pipeline.scheduling.program import BatchPolicy, Feedback, Idle, Launch, Program
+from herald_pipeline.scheduling.program import Launch, Program
 from herald_pipeline.stages import LaunchShape, RowGroup, Stage, Template, launch_shape
 from herald_pipeline.steps import FixedSteps
 from herald_pipeline.units import NS_PER_S
 from herald_pipeline.workload import Workload
 from herald_sim.cost import CostModel, Flow, Kernels, Phase
+from herald_sim.uncontended import SAMPLE_BLOCKS, issued
 
 Array = NDArray[np.float64]
 
 _MAX_STRUCTURES = 64
 _structures: "dict[tuple[int, int], tuple[Template, _Structure]]" = {}
-_SAMPLE_BLOCKS = 5
-"""Blocks of the run that the structure is read off: the first, three alike, and the last."""
-
-
-def why_not(pipeline: Pipeline, workload: Workload) -> str | None:
-    """Reason for which fast mode does not cover ``workload``, or ``None``."""
-    first = workload.requests[0]
-    alike = all(
-        (r.prompt_tokens, r.new_tokens, r.arrival_ns) == (first.prompt_tokens, first.new_tokens, 0)
-        for r in workload.requests
-    )
-    if workload.policy is not BatchPolicy.LOCKSTEP:
-        return "rows cross blocks one by one"
-    if not isinstance(workload.steps, FixedSteps):
-        return "blocks take different numbers of steps"
-    if not alike or len(workload.requests) > workload.batch:
-        return "requests differ, or do not all run from the start"
-    if first.blocked(pipeline.settings.block_length).blocks < _SAMPLE_BLOCKS:
-        return f"fewer than {_SAMPLE_BLOCKS} blocks"
-    return None
 
 
 class FastResult(NamedTuple):
@@ -128,7 +109,7 @@ class _Structure(NamedTuple):
 
 
 def evaluate(pipeline: Pipeline, profile: Profile, workload: Workload) -> FastResult:
-    """Figures of ``workload``; :func:`why_not` must have found nothing."""
+    """Figures of ``workload``; ``why_not`` must have found nothing."""
     steps = cast(FixedSteps, workload.steps).count
     request = workload.blocked()[0]
     rows, blocks = len(workload.requests), request.blocks
@@ -304,14 +285,14 @@ def _structure(pipeline: Pipeline, steps: int) -> _Structure:
 
 
 def _read_structure(pipeline: Pipeline, steps: int) -> _Structure:
-    requests = [Request(0, pipeline.settings.block_length, _SAMPLE_BLOCKS)]
+    requests = [Request(0, pipeline.settings.block_length, SAMPLE_BLOCKS)]
     places: dict[tuple[str, int | None, int], int] = {}
     repeats: Counter[tuple[int, str, int | None]] = Counter()
     where: dict[int, tuple[int, int]] = {}
     newest: dict[str, int] = {}
     plans: dict[int, list[_Planned]] = {}
     waited_for: set[int] = set()
-    for launch in _issue(Program(pipeline, requests, slots=1), steps):
+    for launch in issued(Program(pipeline, requests, slots=1), steps):
         name, stream = launch.stage.name, launch.stage.stream
         repeat = repeats[launch.block, name, launch.layer]
         repeats[launch.block, name, launch.layer] += 1
@@ -324,28 +305,10 @@ def _read_structure(pipeline: Pipeline, steps: int) -> _Structure:
         where[launch.id] = (launch.block, place)
         after = tuple(dict.fromkeys((launch.block - block, at) for block, at in sources))
         plans.setdefault(launch.block, []).append(_Planned(launch, place, after))
-    middle = _SAMPLE_BLOCKS // 2
+    middle = SAMPLE_BLOCKS // 2
     one, other = ([(planned.place, planned.after) for planned in plans[block]] for block in (middle, middle + 1))
     assert one == other, "blocks in the middle of a run differ"
-    prefill, first, between, last = (tuple(plans[block]) for block in (-1, 0, middle, _SAMPLE_BLOCKS - 1))
+    prefill, first, between, last = (tuple(plans[block]) for block in (-1, 0, middle, SAMPLE_BLOCKS - 1))
     # What the next block's first launch follows must keep its end as well.
     waited_for.update(at for plan in plans.values() for p in plan for ago, at in p.after if ago)
     return _Structure(prefill, first, between, last, len(places), frozenset(waited_for))
-
-
-def _issue(program: Program, steps: int) -> Iterator[Launch]:
-    launches = program.launches()
-    feedback: Feedback | None = None
-    step = 0
-    while True:
-        try:
-            launch = launches.send(feedback)
-        except StopIteration:
-            return
-        feedback = None
-        assert not isinstance(launch, Idle)
-        yield launch
-        if launch.stage.decides:
-            masked = any(not group.mode.completes for group in launch.groups)
-            step = step + 1 if masked else 0
-            feedback = Feedback(masked and step < steps)

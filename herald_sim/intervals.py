@@ -1,4 +1,4 @@
-"""How far a prediction is known: Monte Carlo over the spreads of the profile's numbers, in fast mode.
+"""How far a prediction is known: Monte Carlo over the spreads of the profile's numbers, contention left out.
 
 Fitted numbers are drawn together where their fit stands beside the profile (their errors are correlated: two that
 trade off against each other are each poorly known, what they predict is not), others each by its own stated spread.
@@ -6,20 +6,22 @@ What is drawn is a factor, so every number stays positive; shares stay at most 1
 what the model leaves out is in the errors that ``herald-sim exhibit fit`` shows.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from math import exp, log, sqrt
+from random import Random
+from statistics import fmean, stdev
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from herald_pipeline.hardware import Curve, Number, Profile, Quantity
 from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.workload import Workload
-from herald_sim import fast
-from herald_sim.exhibits.fits import ALL, files, read
+from herald_sim.fit_files import ALL, files, read
+from herald_sim.uncontended import Uncontended, why_not
 
 SAMPLES = 32
 _FEW_BLOCKS = 6
+_ROUNDING = 1e-12
 _WITHIN_95 = 1.96
 """Standard deviations of a normal distribution: the logarithms of the factors are close to one."""
 
@@ -27,50 +29,70 @@ _WITHIN_95 = 1.96
 def interval(
     pipeline: Pipeline, profile: Profile, workload: Workload, value: float, *, samples: int = SAMPLES, seed: int = 0
 ) -> tuple[float, float] | None:
-    """95% interval around a predicted throughput ``value``; ``None`` where fast mode does not cover the workload.
+    """95% interval around a predicted throughput ``value``; ``None`` where a run without contention does not cover it.
 
-    The draws give factors on the fast prediction, which are put on ``value``, so that contention stays in it.
+    The draws give factors on the prediction without contention, which are put on ``value``: contention stays in it.
     """
     length = pipeline.settings.block_length
     few = tuple(replace(r, new_tokens=min(r.new_tokens, _FEW_BLOCKS * length)) for r in workload.requests)
     short = replace(workload, requests=few)
-    if fast.why_not(pipeline, short) is not None:
+    if why_not(pipeline, short) is not None:
         return None
-    base = fast.evaluate(pipeline, profile, short).throughput_tok_s
-    rates = [fast.evaluate(pipeline, drawn, short).throughput_tok_s for drawn in draws(profile, samples, seed=seed)]
-    logs = np.log(np.array(rates) / base)
-    middle, spread = float(logs.mean()), float(logs.std(ddof=1))
-    low, high = (value * float(np.exp(middle + side * _WITHIN_95 * spread)) for side in (-1, 1))
+    run = Uncontended(pipeline, short)
+    base = run.throughput_tok_s(profile)
+    logs = [log(run.throughput_tok_s(drawn) / base) for drawn in draws(profile, samples, seed=seed)]
+    middle, spread = fmean(logs), stdev(logs)
+    low, high = (value * exp(middle + side * _WITHIN_95 * spread) for side in (-1, 1))
     return low, high
 
 
 def draws(profile: Profile, samples: int, *, seed: int = 0) -> list[Profile]:
     """``samples`` profiles drawn from the spreads of the profile's numbers."""
-    generator = np.random.default_rng(seed)
-    names, logs = _joint(profile, samples, generator)
+    random = Random(seed)
+    names, factor = _joint(profile)
     alone = {
         path: quantity.origin.spread
         for path, _, quantity in profile.quantities()
         if quantity is not None and quantity.origin.spread and path not in names
     }
-    columns = dict(zip(names, logs.T, strict=True))
-    for path, spread in sorted(alone.items()):
-        columns[path] = generator.normal(0.0, spread, samples)
-    return [
-        with_factors(profile, {path: float(np.exp(column[index])) for path, column in columns.items()})
-        for index in range(samples)
-    ]
+    drawn = []
+    for _ in range(samples):
+        normal = [random.gauss(0.0, 1.0) for _ in names]
+        logs = {
+            name: sum(share * z for share, z in zip(row, normal, strict=False))
+            for name, row in zip(names, factor, strict=True)
+        }
+        logs.update({path: random.gauss(0.0, spread) for path, spread in sorted(alone.items())})
+        drawn.append(with_factors(profile, {path: exp(value) for path, value in logs.items()}))
+    return drawn
 
 
-def _joint(profile: Profile, samples: int, generator: np.random.Generator) -> tuple[list[str], NDArray[np.float64]]:
-    """Fitted numbers' paths and draws of their logarithms, where the profile's fit is known."""
+def _joint(profile: Profile) -> tuple[list[str], list[list[float]]]:
+    """Fitted numbers' paths and the lower factor of their logarithms' covariance, where the profile's fit is known."""
     path = files(profile).get(ALL)
     if path is None:
-        return [], np.empty((samples, 0))
+        return [], []
     fit = read(path)
     names = [f"engines.{profile.engine.name}.{name}" for name in fit["names"]]
-    covariance = np.array(fit["covariance"])
-    return names, generator.multivariate_normal(np.zeros(len(names)), covariance, samples, method="eigh")
+    return names, lower_factor(fit["covariance"])
+
+
+def lower_factor(covariance: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Rows of the triangle L with L times its transpose = ``covariance`` (Cholesky); row i has i + 1 entries.
+
+    A number that the others determine, up to rounding, adds nothing of its own.
+    """
+    rows: list[list[float]] = []
+    for at, line in enumerate(covariance):
+        row: list[float] = []
+        for before in range(at):
+            known = sum(one * other for one, other in zip(row, rows[before], strict=False))
+            pivot = rows[before][before]
+            row.append((line[before] - known) / pivot if pivot else 0.0)
+        left = line[at] - sum(value * value for value in row)
+        row.append(sqrt(left) if left > _ROUNDING * line[at] else 0.0)
+        rows.append(row)
+    return rows
 
 
 def with_factors(profile: Profile, factors: dict[str, float]) -> Profile:

@@ -63,9 +63,9 @@ def simulate(
     room = _room(pipeline, workload, memory, beyond_memory=beyond_memory)
     mode = "events"
     if fast:
-        from herald_sim import fast as fast_mode
+        from herald_sim.uncontended import why_not
 
-        reason = fast_mode.why_not(pipeline, workload)
+        reason = why_not(pipeline, workload)
         if reason is None and trace_out is None and not check:
             return _fast_result(pipeline, profile, workload, memory)
         mode = f"events (fast mode: {reason or 'a trace or a check needs events'})"

@@ -2,8 +2,9 @@ import pytest
 
 from herald_pipeline.steps import parse
 from herald_pipeline.workload import RequestSpec, Workload
-from herald_sim.fast import evaluate, why_not
+from herald_sim.fast import evaluate
 from herald_sim.simulate import simulate
+from herald_sim.uncontended import Uncontended, why_not
 
 UNCONTENDED = ("dense", "mage-offload", "infinigen", "mage-cpu")
 
@@ -21,6 +22,16 @@ def test_fast_equals_events_where_nothing_contends(paper_profile, pipeline_of, m
     assert fast.stall_s == pytest.approx(events.stall_s, rel=1e-9, abs=1e-12)
     assert fast.first_block_time_s == pytest.approx(events.first_block_time_s, rel=1e-9)
     assert fast.delivered_tokens == events.delivered_tokens
+
+
+@pytest.mark.parametrize("method", [*UNCONTENDED, "herald", "shadowkv", "specontext", "cpu-exact"])
+@pytest.mark.parametrize(("steps", "gen_tokens"), [(20, 192), (1, 190), (3, 330)])
+def test_fast_equals_following_the_launches_one_by_one(paper_profile, pipeline_of, method, steps, gen_tokens):
+    pipeline = pipeline_of(method)
+    workload = Workload.uniform(16384, 16, gen_tokens=gen_tokens, steps=steps)
+    fast = evaluate(pipeline, paper_profile, workload)
+    followed = Uncontended(pipeline, workload).throughput_tok_s(paper_profile)
+    assert followed == pytest.approx(fast.throughput_tok_s, rel=1e-9)
 
 
 @pytest.mark.parametrize("model", ["llada2-mini", "sdar-8b"])

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from herald_pipeline.workload import Workload
-from herald_sim.intervals import draws, interval, with_factors
+from herald_sim.intervals import draws, interval, lower_factor, with_factors
 
 WORKLOAD = Workload.uniform(32768, 80)
 
@@ -20,6 +20,26 @@ def test_numbers_that_trade_off_are_drawn_together(paper_profile):
     experts = np.log([profile.engine.grouped_gemm_efficiency.peak for profile in drawn])
     sampler = np.log([profile.engine.sampler_passes.peak for profile in drawn])
     assert np.corrcoef(experts, sampler)[0, 1] > 0.5
+
+
+@pytest.mark.parametrize("rank", [5, 3])
+def test_the_factor_of_a_covariance_gives_it_back_even_where_numbers_determine_each_other(rank):
+    parts = np.random.default_rng(rank).normal(size=(5, rank))
+    covariance = parts @ parts.T
+    lower = np.zeros((5, 5))
+    for at, row in enumerate(lower_factor(covariance.tolist())):
+        lower[at, : len(row)] = row
+    assert lower @ lower.T == pytest.approx(covariance, abs=1e-6)
+
+
+def test_draws_of_fitted_numbers_spread_as_their_fit_says(paper_profile):
+    from herald_sim.fit_files import ALL, files, read
+
+    fit = read(files(paper_profile)[ALL])
+    name = fit["names"][0]
+    before = getattr(paper_profile.engine, name).peak
+    logs = [np.log(getattr(drawn.engine, name).peak / before) for drawn in draws(paper_profile, 400)]
+    assert np.std(logs) == pytest.approx(np.sqrt(fit["covariance"][0][0]), rel=0.15)
 
 
 def test_shares_stay_shares_and_published_numbers_stay_as_they_are(paper_profile):
