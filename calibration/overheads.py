@@ -112,7 +112,7 @@ def down_per_request(few_s: float, many_s: float) -> float:
 
 def without_overheads(bench: Bench) -> Profile:
     """The profile of what has been measured so far, with no fixed cost of a retrieval stage."""
-    stamp = profile_file.Stamp("calibration measure", "", "")
+    stamp = profile_file.Stamp("calibration measure", "under way", "under way")
     nothing = [
         Value(f"engine.{name}_overhead_us", "us", 0.0, note="not yet measured")
         for name in ("stage", "retrieval_layer", "h2d", "d2h", *(name for name in _STAGES if name != "h2d"))

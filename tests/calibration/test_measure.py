@@ -9,7 +9,7 @@ from calibration import parts
 from calibration.bench import Part, Value
 from calibration.measure import Request, measure
 from calibration.points import Point
-from calibration.procedure import check_profile, reconcile_here
+from calibration.procedure import Runs, check_profile, reconcile_here
 from calibration.profile_file import Stamp, merge, raw_folder, write
 from calibration.reference import read_reference
 from calibration.timing import Plan
@@ -136,7 +136,7 @@ def test_a_missing_curve_fails_before_anything_runs_and_names_what_measures_it(m
     write(broken, data, [])
     monkeypatch.setattr("calibration.procedure.measure_points", lambda *_, **__: pytest.fail("a run began"))
     with pytest.raises(ProfileError) as refused:
-        reconcile_here(broken, catalogue.get("tiny"), tmp_path / "runs", points=[Point("herald", 1024, 1)])
+        reconcile_here(broken, catalogue.get("tiny"), tmp_path / "runs", Runs([Point("herald", 1024, 1)]))
     assert "engines.herald-exec.gather_dram_efficiency" in str(refused.value)
     assert "calibration measure --only gather" in str(refused.value)
 
@@ -151,7 +151,8 @@ def test_a_quantity_of_the_wrong_unit_never_reaches_the_file(tmp_path):
 
 
 @pytest.mark.timeout(300)
-def test_the_whole_procedure_leaves_runs_report_traces_and_the_profile_used(measured, tmp_path):
+def test_the_whole_procedure_leaves_runs_report_traces_and_both_profiles(measured, tmp_path, monkeypatch):
+    monkeypatch.setattr("calibration.procedure.AGAIN_MAX_SPREAD", 1e6)
     out, _ = measured
     points = [
         Point("dense", 64, 1, set="fit"),
@@ -160,11 +161,15 @@ def test_the_whole_procedure_leaves_runs_report_traces_and_the_profile_used(meas
         Point("herald", 128, 1),
     ]
     folder = tmp_path / "runs"
-    outcome = reconcile_here(out, catalogue.get("tiny"), folder, points=points, rounds=2, say=lambda _: None)
+    runs = Runs(points, rounds=2, again=True)
+    outcome = reconcile_here(out, catalogue.get("tiny"), folder, runs, say=lambda _: None)
     assert [report.point for report in outcome.report.points] == points
     assert {report.throughput.runs for report in outcome.report.points} == {2}
+    assert all(report.throughput.uncertainty > 0 for report in outcome.report.points)
+    assert all(report.throughput.predicted_spread is not None for report in outcome.report.points)
+    assert any("measured before and after the runs" in note for note in outcome.report.notes)
     names = {path.name for path in folder.iterdir()}
-    assert names >= {"runs.csv", "reconcile.json", "traces", "profile.toml"}
+    assert names >= {"runs.csv", "reconcile.json", "traces", "profile.toml", "again.toml"}
     hardware_io.resolve(folder / "profile.toml")
     stems = {path.name for path in (folder / "traces").iterdir()}
     assert {"herald_128x1.measured.trace.json.gz", "herald_128x1.simulated.trace.json.gz"} <= stems
