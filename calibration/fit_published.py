@@ -2,6 +2,7 @@
 
     python -m calibration.fit_published                      # all targets of the set `fit`
     python -m calibration.fit_published --only llada2-mini   # held-out: the other model's rows are predicted
+    python -m calibration.fit_published --keep --leave-one-out  # each row predicted by the others
     python -m calibration.fit_published --write               # put the values into the profile's [fitted] table
 
 Least squares on log(predicted / published), each weighted by its spread. Bounds keep shares within 0 and 1. What comes
@@ -11,15 +12,20 @@ out is reproduction of what went in; the held-out table is the honest part.
 import argparse
 import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from calibration.leave_one_out import jacobian, leave_one_out
 from herald_pipeline import hardware_io
-from herald_pipeline.hardware import Profile, known
+from herald_pipeline.hardware import Engine, Number, Origin, Profile, Provenance, known, specs
 from herald_sim.exhibits.targets import FIT, HARDWARE, Target, targets
 
 FREE: dict[str, tuple[float, float]] = {
@@ -39,6 +45,28 @@ KERNELS = "retrieval_kernels_per_layer"
 """A count has no derivative: some values are tried, the others fitted at each."""
 
 
+Report = Callable[[str], None]
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Leave-one-out: the error of every target predicted from the others, and how far the values move.
+
+    ``moved`` holds, for each fitted quantity, its largest relative change over these fits and the target that does it.
+    """
+
+    errors: dict[str, float]
+    moved: dict[str, tuple[float, str]]
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain values."""
+        return {
+            "errors": {key: round(error, 4) for key, error in self.errors.items()},
+            "moved": {name: {"by": round(change, 3), "without": key} for name, (change, key) in self.moved.items()},
+        }
+
+
 @dataclass(frozen=True)
 class Fit:
     """Values found, their relative standard deviations, and the relative error of every target."""
@@ -51,10 +79,11 @@ class Fit:
     names: tuple[str, ...] = ()
     covariance: tuple[tuple[float, ...], ...] = ()
     """Of the logarithms of the values in ``names``."""
+    left_out: LeftOut | None = None
 
     def as_dict(self) -> dict[str, object]:
         """Plain values, rounded to what they mean."""
-        return {
+        found: dict[str, object] = {
             "values": {name: float(f"{value:.4g}") for name, value in self.values.items()},
             "spreads": {name: round(value, 3) for name, value in self.spreads.items()},
             "names": list(self.names),
@@ -64,62 +93,128 @@ class Fit:
             "chi2": round(self.chi2, 2),
             "summary": self.summary(),
         }
+        return found if self.left_out is None else {**found, "leave_one_out": self.left_out.as_dict()}
 
     def summary(self) -> str:
-        """Mean and worst error of the targets fitted and of those held out."""
-        inside = [abs(error) for key, error in self.errors.items() if key in self.fitted]
-        outside = [abs(error) for key, error in self.errors.items() if key not in self.fitted]
-        text = f"fitted {len(inside)}: mean {100 * np.mean(inside):.1f}%, worst {100 * max(inside):.1f}%"
+        """Mean and worst error of the targets fitted, of those held out, and of each left out in turn."""
+        inside = [error for key, error in self.errors.items() if key in self.fitted]
+        outside = [error for key, error in self.errors.items() if key not in self.fitted]
+        text = f"fitted {_mean_and_worst(inside)}"
         if outside:
-            text += f"; held out {len(outside)}: mean {100 * np.mean(outside):.1f}%, worst {100 * max(outside):.1f}%"
+            text += f"; held out {_mean_and_worst(outside)}"
+        if self.left_out is not None:
+            text += f"; each left out in turn {_mean_and_worst(list(self.left_out.errors.values()))}"
         return text
 
 
-def profile_with(values: dict[str, float]) -> Profile:
+def _mean_and_worst(errors: Sequence[float]) -> str:
+    sizes = [100 * abs(error) for error in errors]
+    return f"{len(sizes)}: mean {np.mean(sizes):.1f}%, worst {max(sizes):.1f}%"
+
+
+@cache
+def _paper_profile() -> Profile:
+    return hardware_io.resolve(HARDWARE)
+
+
+def profile_with(values: Mapping[str, float]) -> Profile:
     """The paper's profile with engine quantities replaced."""
-    return hardware_io.resolve(HARDWARE, None, [f"engine.{name}={value!r}" for name, value in values.items()])
+    profile = _paper_profile()
+    units = {name: spec.unit for name, spec in specs(Engine).items()}
+    origin = Origin(Provenance.ASSUMED, source="a fit's trial")
+    changed: dict[str, Any] = {name: Number(value, units[name], origin) for name, value in values.items()}
+    return replace(profile, engine=replace(profile.engine, **changed))
 
 
-def fit(chosen: Sequence[Target], kernels: int, *, keep: bool = False, report: Callable[[str], None] = print) -> Fit:
-    """Least-squares fit to ``chosen`` targets at one count of kernels; all targets of the fit set are evaluated."""
-    # ``keep``: the profile's own values, for their covariance and errors.
-    free = tuple(FREE)
-    engine = profile_with({}).engine
-    start = {name: known(getattr(engine, name)).peak for name in free}
-    low, high = (np.log([FREE[name][side] for name in free]) for side in (0, 1))
-    x0 = np.clip(np.log([start[name] for name in free]), low + 1e-6, high - 1e-6)
+class Problem:
+    """Targets as a function of the logarithms of the free quantities; an evaluation is made once."""
 
-    def residuals(x: np.ndarray) -> np.ndarray:
-        profile = profile_with({**dict(zip(free, np.exp(x).tolist(), strict=True)), KERNELS: kernels})
-        found = np.array([np.log(t.predict(profile) / t.published) / t.spread for t in chosen])
-        report(f"chi2 {float(found @ found):.2f}")
-        return found
+    def __init__(self, chosen: Sequence[Target], kernels: int, report: Report) -> None:
+        self.chosen = tuple(chosen)
+        self.names = tuple(FREE)
+        self.bounds = tuple(np.log([FREE[name][side] for name in self.names]) for side in (0, 1))
+        self._kernels = kernels
+        self.report = report
+        self._known: dict[bytes, Array] = {}
 
-    # Steps of 2%: sampler passes are counted in whole kernels, smaller steps would not move them.
-    solved = least_squares(
-        residuals,
-        x0,
-        bounds=(low, high),
-        diff_step=0.02 / np.maximum(np.abs(x0), 1.0),
-        xtol=1e-3,
-        ftol=1e-3,
-        max_nfev=1 if keep else 8,
-    )
-    values = dict(zip(free, np.exp(solved.x).tolist(), strict=True))
-    covariance = np.linalg.pinv(solved.jac.T @ solved.jac)
-    spreads = dict(zip(free, np.sqrt(np.diag(covariance)).tolist(), strict=True))
-    values[KERNELS] = kernels
+    def start(self, values: Mapping[str, float]) -> Array:
+        """Where a fit begins: at ``values``, and at the profile's own for what they leave out."""
+        engine = _paper_profile().engine
+        found = np.log([values.get(name, known(getattr(engine, name)).peak) for name in self.names])
+        return np.clip(found, self.bounds[0] + 1e-6, self.bounds[1] - 1e-6)
+
+    def values(self, x: Array) -> dict[str, float]:
+        """Engine quantities by name."""
+        return {**dict(zip(self.names, np.exp(x).tolist(), strict=True)), KERNELS: self._kernels}
+
+    def residuals(self, x: Array) -> Array:
+        """log(predicted / published) of every target, in units of its spread."""
+        key = x.tobytes()
+        if key not in self._known:
+            profile = profile_with(self.values(x))
+            found = np.array([np.log(t.predict(profile) / t.published) / t.spread for t in self.chosen])
+            self._known[key] = found
+            self.report(f"chi2 {float(found @ found):.2f}")
+        return self._known[key]
+
+
+# Sampler passes are counted in whole kernels: smaller steps would not move them.
+_STEP = 0.02
+
+
+def fit(
+    chosen: Sequence[Target],
+    kernels: int,
+    *,
+    start: Mapping[str, float] | None = None,
+    keep: bool = False,
+    left_out: bool = False,
+    report: Report = lambda text: print(text, file=sys.stderr),
+) -> Fit:
+    """Least-squares fit to ``chosen`` targets at one count of kernels; all targets of the fit set are evaluated.
+
+    ``start`` are values to begin at (default: the profile's), ``keep`` stays at them, for their covariance and errors;
+    ``left_out`` adds leave-one-out.
+    """
+    problem = Problem(chosen, kernels, report)
+    x = problem.start(start or {})
+    if not keep:
+        x = least_squares(
+            problem.residuals,
+            x,
+            bounds=problem.bounds,
+            diff_step=_STEP / np.maximum(np.abs(x), 1.0),
+            xtol=1e-3,
+            ftol=1e-3,
+            max_nfev=8,
+        ).x
+    slopes = jacobian(problem.residuals, x, _STEP)
+    covariance = np.linalg.pinv(slopes.T @ slopes)
+    values, at_solution = problem.values(x), problem.residuals(x)
     profile = profile_with(values)
     errors = {t.key: t.predict(profile) / t.published - 1 for t in targets() if t.set == FIT}
     return Fit(
         values,
-        spreads,
+        dict(zip(problem.names, np.sqrt(np.diag(covariance)).tolist(), strict=True)),
         errors,
         tuple(t.key for t in chosen),
-        2 * float(solved.cost),
-        free,
+        float(at_solution @ at_solution),
+        problem.names,
         tuple(map(tuple, covariance.tolist())),
+        _left_out(problem, x, slopes) if left_out else None,
     )
+
+
+def _left_out(problem: Problem, x: Array, slopes: Array) -> LeftOut:
+    held = leave_one_out(problem.residuals, x, slopes, (problem.bounds[0], problem.bounds[1]), problem.report)
+    errors, moved = {}, dict.fromkeys(problem.names, (0.0, ""))
+    for one in held:
+        target = problem.chosen[one.observation]
+        errors[target.key] = float(np.expm1(one.residual * target.spread))
+        for name, change in zip(problem.names, np.expm1(one.x - x).tolist(), strict=True):
+            if abs(change) > abs(moved[name][0]):
+                moved[name] = (change, target.key)
+    return LeftOut(errors, moved)
 
 
 def write(fit_: Fit, path: Path) -> None:
@@ -153,6 +248,8 @@ def main() -> None:
     parser.add_argument(
         "--keep", action="store_true", help="fit nothing: errors and covariance of the profile's values"
     )
+    parser.add_argument("--start", type=Path, help="begin at the values of an earlier --out [default: the profile's]")
+    parser.add_argument("--leave-one-out", action="store_true", help="predict every target from a fit of the others")
     parser.add_argument("--write", action="store_true", help="write the values into the profile")
     parser.add_argument("--out", type=Path, help="write values, covariance and errors as JSON")
     parser.add_argument("--json", action="store_true")
@@ -162,17 +259,20 @@ def main() -> None:
         chosen = [t for t in chosen if options.only in (t.model, str(t.context))]
     if options.without:
         chosen = [t for t in chosen if not t.key.startswith(options.without)]
-    silent: Callable[[str], None] = lambda _: None  # noqa: E731 - one line, one use
-    report = silent if options.json else print
-    fits = [fit(chosen, count, keep=options.keep, report=report) for count in options.kernels]
+    start = {} if options.start is None else json.loads(options.start.read_text(encoding="utf-8"))["values"]
+    fits = [
+        fit(chosen, count, start=start, keep=options.keep, left_out=options.leave_one_out) for count in options.kernels
+    ]
     found = min(fits, key=lambda one: one.chi2)
     if options.json:
         print(json.dumps(found.as_dict()))
     else:
         for name, value in found.values.items():
             print(f"{name:32s} {value:10.4g} +- {100 * found.spreads.get(name, 0):.0f}%")
+        alone = {} if found.left_out is None else found.left_out.errors
         for key, error in found.errors.items():
-            print(f"{key:55s} {100 * error:+6.1f}%" + ("" if key in found.fitted else "  held out"))
+            text = f"{key:55s} {100 * error:+6.1f}%" + ("" if key in found.fitted else "  held out")
+            print(text + (f"  left out {100 * alone[key]:+6.1f}%" if key in alone else ""))
         print(found.summary())
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)

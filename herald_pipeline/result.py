@@ -89,6 +89,7 @@ class _Sums:
     blocks: int = 0
     stall_ns: int = 0
     exposed_ns: int = 0
+    idle_ns: int = 0
     retrieval_ns: int = 0
     passes: int = 0
     stages: dict[str, StageSums] = field(default_factory=dict)
@@ -111,6 +112,7 @@ class _Sums:
 class Result:
     """Figures of one run. Times are seconds; rates are of the decode window, which follows the warm-up blocks.
 
+    ``block_time_s`` leaves out ``idle_s``, in which no request was there; the throughput counts it.
     ``status`` is ``STABLE``, ``BOUND BY x`` or ``EXTRAPOLATED``; ``interval`` is a 95% interval of the throughput where
     one is known. ``provenance`` names where every number that went in came from.
     """
@@ -139,6 +141,7 @@ class Result:
     hbm_bytes: float | None = None
     dram_bytes: float | None = None
     beyond_max_positions: bool = False
+    idle_s: float | None = None
     prefill_time_s: float | None = None
     prefill_tok_s: float | None = None
     end_to_end_tok_s: float | None = None
@@ -160,11 +163,13 @@ class Result:
 class Recorder:
     """Collects launches as they end; both interpreters feed it and nothing else makes a :class:`Result`.
 
-    Launches of one stream must be recorded in the order in which they ran.
+    Launches of one stream must be recorded in the order in which they ran. ``in_turn``: rows complete blocks one by one
+    (first-done-first-out), so times of a block are those of a row's block and not from one completion to the next.
     """
 
-    def __init__(self, source: str, *, keep_trace: bool = False) -> None:
+    def __init__(self, source: str, *, keep_trace: bool = False, in_turn: bool = False) -> None:
         self.source = source
+        self._in_turn = in_turn
         self.trace: Trace | None = Trace(source) if keep_trace else None
         self._sums = _Sums()
         self._stages = self._sums.stages
@@ -173,6 +178,7 @@ class Recorder:
         self.delivered_tokens = 0
         self.forwards = 0
         self._blocks = 0
+        self._first_block_ns = 0
         self._main_end_ns = 0
         self._compute_end_ns = 0
         self._pass_block = -1
@@ -246,12 +252,17 @@ class Recorder:
             sums.tokens += tokens
             sums.row_blocks += rows
             sums.blocks += 1
+        else:
+            self._first_block_ns = end_ns - self._prefill_ns
         self._blocks += 1
         if self._blocks <= WARM_UP_BLOCKS:
             self._marks.append(sums.copy())
 
     def _prefill(self, launch: Launch, start_ns: int, end_ns: int) -> None:
         if launch.stage.stream == "main":
+            # A prompt's first launch after everything had ended: until it arrived, there was nothing to do.
+            if self._blocks and start_ns > self.makespan_ns:
+                self._sums.idle_ns += start_ns - self.makespan_ns
             self._prefill_ns += end_ns - start_ns
             if launch.layer == 0:
                 self._prefill_tokens += launch.shape.prefix_tokens
@@ -309,7 +320,8 @@ class Recorder:
         self._close_pass()
         window = self._window()
         measured = window.blocks > 0 and window.end_ns > 0
-        blocks = max(window.blocks, 1)
+        blocks = window.row_blocks / batch if self._in_turn else window.blocks
+        blocks = blocks if measured else 1
 
         def per_block(total_ns: float) -> float | None:
             return total_ns / blocks / NS_PER_S if measured else None
@@ -319,7 +331,7 @@ class Recorder:
         return Result(
             source=self.source,
             throughput_tok_s=window.tokens * NS_PER_S / window.end_ns if measured else None,
-            block_time_s=per_block(window.end_ns),
+            block_time_s=per_block(window.end_ns - window.idle_ns),
             first_block_time_s=self._first_block_s(),
             main_time_s=per_block(main_ns),
             # A pass's own time: the last block has none, so dividing by blocks would make it look shorter.
@@ -328,6 +340,7 @@ class Recorder:
             exposed_transfer_s=per_block(window.exposed_ns),
             forwards_per_block=window.row_forwards / rows if rows else None,
             tokens_per_forward=(window.tokens / window.row_forwards if window.row_forwards else None),
+            idle_s=window.idle_ns / NS_PER_S if window.idle_ns else None,
             batch=batch,
             budget=budget,
             blocks=self._blocks,
@@ -357,7 +370,7 @@ class Recorder:
         return self._sums.since(self._marks[min(warm_up_blocks(self._blocks), len(self._marks)) - 1])
 
     def _first_block_s(self) -> float | None:
-        return (self._marks[0].end_ns - self._prefill_ns) / NS_PER_S if self._marks else None
+        return self._first_block_ns / NS_PER_S if self._marks else None
 
 
 _RETRIEVAL_STAGES = frozenset(

@@ -176,25 +176,38 @@ def _kernel(point: _Point, name: str, queries: int) -> Ceiling:
     """The whole selection kernel (attention, scores, top-k), as the engine's efficiencies say."""
     engine = point.profile.engine
     pipeline = pipelines.build(
-        point.model, "mage-cpu-representative", block_length=point.block, queries=queries, budget=0.05
+        point.model,
+        "mage-cpu-representative",
+        block_length=point.block,
+        queries=queries,
+        budget=point.sparse.settings.budget,
     )
     group = RowGroup((0,), (0,), Mode.DENOISE, point.context, 0, 0)
     shape = launch_shape((group,), point.block)
     cost = CostModel(pipeline, point.profile).stage_cost(pipeline.stage("select"), shape, point.model.num_layers - 1)
     block_ns = point.model.num_layers * cost.total_ns
+    machine = point.profile.machine
+    dram, cpu = known(machine.dram.read_gb_s), known(machine.cpu.attention_tflop_s)
+    dram_share, flops_share = known(engine.select_dram_efficiency), known(engine.select_flops_efficiency)
     inputs = {
         "B": point.block,
         "queries": queries,
         "layers": point.model.num_layers,
+        "layer_bytes": cost.dram_bytes,
+        "dram": dram.peak,
+        "dram_share": dram_share.at(cost.dram_bytes).value,
+        "layer_flops": cost.flops,
+        "attention_tflop_s": cpu.peak,
+        "flops_share": flops_share.at(queries).value,
         "layer_ns": cost.total_ns,
-        "dram_bytes": cost.dram_bytes,
-        "flops": cost.flops,
     }
     sources = _sources(
-        select_dram_efficiency=known(engine.select_dram_efficiency),
-        select_flops_efficiency=known(engine.select_flops_efficiency),
+        dram_gb_s=dram,
+        attention_tflop_s=cpu,
+        select_dram_efficiency=dram_share,
+        select_flops_efficiency=flops_share,
     )
-    formula = "B / (layers x (kv_bytes / (dram x share) + flops / (attention_tflop_s x share)))"
+    formula = "B / (layers x (layer_bytes / (dram x dram_share) + layer_flops / (attention_tflop_s x flops_share)))"
     return Ceiling(name, "cpu selection", point.per_second(block_ns), formula, inputs, sources)
 
 
@@ -222,7 +235,7 @@ def _forward(point: _Point, name: str, pipeline: Pipeline, batch: int, said: str
         gemm_efficiency=known(engine.gemm_efficiency),
         sampler_passes=known(engine.sampler_passes),
     )
-    formula = "batch x B / (T x step)"
+    formula = "batch x B / (T x step); the completing forward is left out, as it is of the fetch ceilings"
     return Ceiling(name, "gpu", point.per_second(block_ns, batch), formula, inputs, sources)
 
 

@@ -269,6 +269,7 @@ def peak(
     as_json: Json = False,
 ) -> None:
     """The largest batch that fits, and the batch with the highest throughput."""
+    from herald_pipeline.errors import ConfigError
     from herald_sim.options import Options
     from herald_sim.planning import find_peak
     from herald_sim.simulate import simulate
@@ -296,7 +297,10 @@ def peak(
 
     def throughput(size: int) -> float:
         result = simulate(pipeline, profile, options.workload(length, size), memory=memory)
-        return result.throughput_tok_s or 0.0
+        if result.throughput_tok_s is None:
+            message = f"peak needs answers of two blocks or more: pass --gen-tokens {2 * length} or above"
+            raise ConfigError(message)
+        return result.throughput_tok_s
 
     found = find_peak(pipeline, options.workload(length).largest_request_tokens, memory, throughput)
     if as_json:
@@ -378,6 +382,8 @@ def explain(
     pipeline, profile = options.pipeline(), options.profile()
     _note(*profile.warnings)
     found = explained(pipeline, profile, options.workload(pipeline.settings.block_length))
+    if "beyond_memory" in found.result.extra:
+        _note(f"beyond memory: {found.result.extra['beyond_memory']}; nothing shows that this batch could be held")
     if as_json:
         _print_json(found.as_dict())
     else:
@@ -418,7 +424,9 @@ def sweep(
 
 @app.command()
 def exhibit(
-    name: Annotated[str, typer.Argument(help="table-2, fig-4, fig-5, fig-8, fig-12, fig-13, fig-14, budget-cost, ...")],
+    name: Annotated[
+        str, typer.Argument(help="table-2, fig-4, -5, -8, -12, -13, -14, budget-cost, fit, identified, dsb-main, ...")
+    ],
     hardware: Annotated[str, typer.Option("--hardware", help="Profile to recompute it on.")] = PAPER_HARDWARE,
     engine: Engine = None,
     set_: Sets = None,
@@ -427,7 +435,7 @@ def exhibit(
     """A published figure or table, recomputed, with the printed values beside ours."""
     from herald_pipeline import hardware_io
     from herald_sim import exhibits
-    from herald_sim.text import exhibit_text
+    from herald_sim.exhibits.text import exhibit_text
 
     profile = hardware_io.resolve(hardware, engine, set_ or ())
     _note(*profile.warnings)
@@ -435,7 +443,7 @@ def exhibit(
     if as_json:
         _print_json({"exhibit": name, "hardware": profile.name, "rows": rows})
     else:
-        typer.echo(exhibit_text(rows))
+        typer.echo(exhibit_text(name, rows))
 
 
 @app.command()

@@ -42,7 +42,7 @@ def model_rows() -> list[dict[str, Any]]:
 
 
 def _methods_for(attention: Attention) -> str:
-    return "all" if attention is Attention.BLOCK_CAUSAL else "dense, with a cache rule"
+    return "all" if attention is Attention.BLOCK_CAUSAL else "dense and a cache"
 
 
 def models_text(rows: list[dict[str, Any]]) -> str:

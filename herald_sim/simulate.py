@@ -12,7 +12,8 @@ from herald_pipeline.hardware import Profile
 from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.pools import Home
 from herald_pipeline.result import Recorder, Result
-from herald_pipeline.scheduling.program import Program
+from herald_pipeline.scheduling.program import BatchPolicy, Program
+from herald_pipeline.units import NS_PER_S
 from herald_pipeline.workload import Workload
 from herald_sim.checks import Ledger
 from herald_sim.cost import CostModel, needs
@@ -60,7 +61,7 @@ def simulate(
         profile.check_complete(required, hardware_io.complete_names(required))
     memory = memory or Memory.of(profile)
     validate.check_once(pipeline)
-    room = _room(pipeline, workload, memory, beyond_memory=beyond_memory)
+    room = _room(pipeline, profile, workload, memory, beyond_memory=beyond_memory)
     mode = "events"
     if fast:
         from herald_sim.uncontended import why_not
@@ -69,7 +70,9 @@ def simulate(
         if reason is None and trace_out is None and not check:
             return _fast_result(pipeline, profile, workload, memory)
         mode = f"events (fast mode: {reason or 'a trace or a check needs events'})"
-    recorder = Recorder("simulated", keep_trace=trace_out is not None)
+    recorder = Recorder(
+        "simulated", keep_trace=trace_out is not None, in_turn=workload.policy is not BatchPolicy.LOCKSTEP
+    )
     costs = CostModel(pipeline, profile)
     program = Program(pipeline, workload.blocked(), slots=workload.batch, policy=workload.policy, kv_tokens=room)
     ledger = Ledger(profile) if check else None
@@ -136,7 +139,9 @@ def _fast_result(pipeline: Pipeline, profile: Profile, workload: Workload, memor
     )
 
 
-def _room(pipeline: Pipeline, workload: Workload, memory: Memory, *, beyond_memory: bool) -> int | None:
+def _room(
+    pipeline: Pipeline, profile: Profile, workload: Workload, memory: Memory, *, beyond_memory: bool
+) -> int | None:
     """KV entries that admission may hand out; a batch that arrives at once must fit as a whole."""
     if beyond_memory:
         return None
@@ -146,7 +151,7 @@ def _room(pipeline: Pipeline, workload: Workload, memory: Memory, *, beyond_memo
             capacity.require(pipeline, workload, memory)
         except CapacityError:
             # Only now are the other profiles read, to name those that would hold it.
-            capacity.require(pipeline, workload, memory, others=_other_memories())
+            capacity.require(pipeline, workload, memory, others=_other_memories(profile, memory))
         return None
     if workload.block_length != pipeline.settings.block_length:
         message = (
@@ -159,8 +164,12 @@ def _room(pipeline: Pipeline, workload: Workload, memory: Memory, *, beyond_memo
     return capacity.kv_room_tokens(pipeline, workload.batch, memory, longest)
 
 
-def _other_memories() -> dict[str, Memory]:
-    return {name: Memory.of(hardware_io.resolve(name)) for name in hardware_io.names() if _has_memory(name)}
+def _other_memories(profile: Profile, memory: Memory) -> dict[str, Memory]:
+    """Memories of the other profiles, and of this one where the limits given lowered it."""
+    names = [name for name in hardware_io.names() if name != profile.name and _has_memory(name)]
+    others = {name: Memory.of(hardware_io.resolve(name)) for name in names}
+    whole = Memory.of(profile)
+    return others if whole == memory else {f"{profile.name} without the memory limits given": whole, **others}
 
 
 def _has_memory(name: str) -> bool:
@@ -241,5 +250,18 @@ def status(result: Result, costs: CostModel, workload: Workload) -> dict[str, An
     limit = max(sorted(busy), key=lambda resource: busy[resource]) if busy else None
     if costs.extrapolated:
         return {"status": "EXTRAPOLATED", "limit": limit}
-    arrivals = any(request.arrival_ns for request in workload.requests)
-    return {"status": "STABLE" if arrivals or limit is None else f"BOUND BY {limit}", "limit": limit}
+    served = limit is None or _keeps_up(result, workload)
+    return {"status": "STABLE" if served else f"BOUND BY {limit}", "limit": limit}
+
+
+def _keeps_up(result: Result, workload: Workload) -> bool:
+    """Whether requests that arrive over time are served as they come.
+
+    A queue shows after the last arrival: what is left takes longer than two answers.
+    """
+    last_ns = max(request.arrival_ns for request in workload.requests)
+    if not last_ns or not result.end_to_end_tok_s:
+        return False
+    answer_s = max(request.blocks for request in workload.blocked()) * (result.block_time_s or 0.0)
+    answer_s += (result.prefill_time_s or 0.0) / max(result.finished, 1)
+    return result.delivered_tokens / result.end_to_end_tok_s - last_ns / NS_PER_S < 2 * answer_s

@@ -66,6 +66,8 @@ def result_text(result: Result) -> str:
         f"  main stream     {_seconds(result.main_time_s)} of forwards, waits {_seconds(result.stall_s)}, "
         f"{_seconds(result.exposed_transfer_s)} of it for transfers alone",
     ]
+    if result.idle_s is not None:
+        lines.append(f"  idle            {_seconds(result.idle_s)} without a request, part of the throughput's time")
     if result.retrieval_time_s:
         lines.append(f"  retrieval       {_seconds(result.retrieval_time_s)} a pass, from its first launch to its last")
     if result.forwards_per_block is not None and result.tokens_per_forward is not None:
@@ -118,29 +120,6 @@ def ceilings_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _value(value: Any) -> str:
     return number(value) if isinstance(value, int | float) else str(value)
-
-
-def exhibit_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as a table; the mean and worst error of each set follow."""
-    header = list(dict.fromkeys(key for row in rows for key in row))
-    cells = [[_cell(key, row.get(key)) for key in header] for row in rows]
-    lines = [table(header, cells)]
-    for kind in dict.fromkeys(row.get("set") for row in rows):
-        errors = [abs(row["error"]) for row in rows if row.get("set") == kind and row.get("error") is not None]
-        if errors:
-            mean, worst = 100 * sum(errors) / len(errors), 100 * max(errors)
-            lines.append(f"{kind}: {len(errors)} printed values, error {mean:.1f}% in the mean, {worst:.1f}% at worst")
-    return "\n".join(lines)
-
-
-def _cell(key: str, value: Any) -> str:
-    if value is None:
-        return ""
-    if key in ("error", "batch_error"):
-        return f"{100 * value:+.1f}%"
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
-    return str(value) if isinstance(value, int) else number(value)
 
 
 def explanation_text(found: "Explanation") -> str:

@@ -5,7 +5,7 @@ from typing import Any
 from herald_pipeline.errors import unknown_name
 from herald_pipeline.hardware import Profile
 
-_HERALD = ("table-2", "fig-4", "fig-5", "fig-8", "fig-12", "fig-13", "fig-14", "budget-cost", "fit")
+_HERALD = ("table-2", "fig-4", "fig-5", "fig-8", "fig-12", "fig-13", "fig-14", "budget-cost", "fit", "identified")
 _DSB = ("dsb-main", "dsb-table-3", "dsb-example")
 NAMES = _HERALD + _DSB
 
@@ -19,10 +19,10 @@ def rows(name: str, profile: Profile) -> list[dict[str, Any]]:
 
         makers = {"dsb-main": dsb.main_table, "dsb-table-3": dsb.table_3, "dsb-example": dsb.worked_example}
         return makers[name]()
-    if name == "fit":
-        from herald_sim.exhibits.fits import rows as fit_rows
+    if name in ("fit", "identified"):
+        from herald_sim.exhibits import fits
 
-        return fit_rows(profile)
+        return fits.rows(profile) if name == "fit" else fits.identified(profile)
     from herald_sim.exhibits.herald import EXHIBITS
 
     return EXHIBITS[name](profile)

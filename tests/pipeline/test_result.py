@@ -106,3 +106,31 @@ def test_a_short_runs_window_begins_after_its_first_block(herald: Pipeline) -> N
 def test_retrieval_time_is_that_of_a_pass_though_the_last_block_has_none(herald: Pipeline) -> None:
     recorder = blocks_of(herald, [20] * 8, select_ns=12)
     assert recorder.result(batch=2, budget=0.05, finished=2, rejected={}).retrieval_time_s == pytest.approx(12e-9)
+
+
+def test_waiting_for_a_request_is_idle_time_and_no_part_of_a_block(herald: Pipeline) -> None:
+    recorder = Recorder("simulated")
+    clock = 0
+    for block in range(3):
+        if block == 2:
+            clock += 900
+            prompt = launch(herald, "prefill", -1, 0)
+            recorder.record(prompt, clock, clock + 5)
+            clock += 5
+        recorder.record(launch(herald, "denoise", block), clock, clock + 10)
+        clock += 10
+        recorder.block_done(clock, rows=2, tokens=64)
+    result = recorder.result(batch=2, budget=0.05, finished=2, rejected={})
+    assert result.idle_s == pytest.approx(900e-9)
+    assert result.block_time_s == pytest.approx((10 + 5 + 10) / 2 * 1e-9)
+    assert result.throughput_tok_s == pytest.approx(128 / 925e-9)
+
+
+def test_rows_that_take_turns_have_blocks_as_long_as_a_rows_own(herald: Pipeline) -> None:
+    recorder = Recorder("simulated", in_turn=True)
+    for end in range(10, 90, 10):
+        recorder.record(launch(herald, "denoise", 0), end - 10, end)
+        recorder.block_done(end, rows=1, tokens=32)
+    result = recorder.result(batch=2, budget=0.05, finished=2, rejected={})
+    assert result.block_time_s == pytest.approx(20e-9)
+    assert result.main_time_s == pytest.approx(20e-9)

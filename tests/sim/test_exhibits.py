@@ -107,3 +107,40 @@ def test_no_published_result_stands_in_the_code():
         if match in values
     }
     assert not found
+
+
+def test_every_exhibit_has_a_caption_with_its_unit():
+    from herald_sim.exhibits.text import CAPTIONS
+
+    assert set(CAPTIONS) == set(exhibits.NAMES)
+    units = ("tok/s", "ratio", "%", "seconds", "milliseconds", "positions", "errors", "number")
+    assert all(any(unit in caption.title.lower() for unit in units) for caption in CAPTIONS.values())
+
+
+def test_the_ring_and_what_was_assumed_stand_in_the_text(paper_profile):
+    from herald_sim.exhibits.text import exhibit_text
+
+    lines = exhibit_text("fig-5", exhibits.rows("fig-5", paper_profile)).splitlines()
+    (sparse,) = [line for line in lines if line.startswith("gpu_sparse_forward")]
+    assert sparse.startswith("gpu_sparse_forward [2]")
+    assert "(o)" in sparse
+    assert any(line.startswith("[2] batch 80") for line in lines)
+
+
+def test_a_row_without_a_printed_value_is_in_no_set(paper_profile):
+    from herald_sim.exhibits.text import exhibit_text
+
+    rows = [{"T": 4, "published": None, "value": 3.0, "error": None, "set": "held-out"}]
+    assert "held-out" not in exhibit_text("fig-14", rows)
+
+
+def test_what_a_left_out_value_moves_most_is_named(paper_profile):
+    rows = {row["number"]: row for row in exhibits.rows("identified", paper_profile)}
+    assert len(rows) == 10
+    for row in rows.values():
+        assert row["identified"] == (row["spread"] <= 0.1 and abs(row["moved"]) <= 0.1)
+        assert row["without"] in {target.key for target in targets()}
+    assert rows["scattered_copy_efficiency"]["identified"]
+    assert "infinigen" in rows["scattered_copy_efficiency"]["without"]
+    assert not rows["grouped_gemm_efficiency"]["identified"]
+    assert rows["grouped_gemm_efficiency"]["trades_with"].startswith("sampler_passes")
