@@ -67,14 +67,15 @@ class Settings:
         )
 
 
-def _row_seconds(decoded: Decoded) -> np.ndarray[Any, Any]:
+def row_seconds(decoded: Decoded) -> np.ndarray[Any, Any]:
     """Each row's share of the wall time: a round's seconds are divided among the rows that took part."""
     live = np.stack([record.live.cpu().numpy() for record in decoded.records])
     shares = np.asarray(decoded.seconds)[:, None] * live / live.sum(axis=1, keepdims=True)
     return np.asarray(shares.sum(axis=0))
 
 
-def _one_row(decoded: Decoded, row: int) -> dict[str, Any]:
+def row_statistics(decoded: Decoded, row: int) -> dict[str, Any]:
+    """:func:`~herald_pipeline.decoding.statistics.summarise` of one row, with its ``commits`` and block ``ends``."""
     one = slice(row, row + 1)
     records = [
         replace(
@@ -124,7 +125,7 @@ def run_combination(
             stop_at_eos=settings.stop_at_eos,
             delimiters=settings.delimiters,
         )
-        seconds = _row_seconds(decoded)
+        seconds = row_seconds(decoded)
         for row, item in enumerate(part):
             response = decoded.response(row)
             rows.append(
@@ -136,7 +137,7 @@ def run_combination(
                     "seconds": float(seconds[row]),
                     "correct": is_correct(item, response, tokenizer, settings.match, model.shape.eos_token_ids),
                     "response": response,
-                    **_one_row(decoded, row),
+                    **row_statistics(decoded, row),
                 }
             )
     return rows
