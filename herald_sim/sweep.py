@@ -12,6 +12,8 @@ A grid is a TOML file::
     batch = [16, 80]
     "machine.link.h2d_gb_s" = [20.0, 27.0]  # dotted: as in --set
 
+Lists in options, ``--method dense,herald --context 32768 --batch 16,80``, say the same without a file.
+
 The folder gets ``points.jsonl`` (one line a point, appended as points end) and ``summary.json`` (best point, Pareto
 front of throughput against block time, counts). A point that does not fit is ``infeasible`` with the limit and never
 wins; one whose worker died or that was refused is ``failed`` with the reason.
@@ -92,6 +94,34 @@ def read_grid(path: Path) -> list[Point]:
     if problems:
         raise ConfigError(problems)
     return [{**base, **dict(zip(grid, values, strict=True))} for values in product(*grid.values())]
+
+
+_AXES: Mapping[str, type] = {
+    "model": str,
+    "method": str,
+    "hardware": str,
+    "context": int,
+    "batch": int,
+    "budget": float,
+}
+"""Options that `herald-sim sweep` takes lists of, and the type of their values."""
+
+
+def points_of(lists: Mapping[str, str | None]) -> list[Point]:
+    """Points of options that hold lists with commas, in the order of the options; every problem in one error."""
+    problems = [f"--{name} is missing" for name in ("model", "method", "hardware") if not lists.get(name)]
+    axes: dict[str, list[Any]] = {}
+    for name, text in lists.items():
+        kind = _AXES[name]
+        for value in text.split(",") if text is not None else ():
+            try:
+                axes.setdefault(name, []).append(kind(value.strip()))
+            except ValueError:
+                wanted = "whole numbers" if kind is int else "numbers"
+                problems.append(f"--{name} must be {wanted} with commas between them, got {value.strip()!r}")
+    if problems:
+        raise ConfigError(problems)
+    return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
 def point_id(point: Mapping[str, Any]) -> str:

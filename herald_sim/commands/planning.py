@@ -159,8 +159,16 @@ def explain(
 
 
 def sweep(
-    grid: Annotated[Path, typer.Option("--grid", help="TOML with [base] and [grid]; see herald_sim/sweep.py.")],
     out: Annotated[Path, typer.Option("--out", help="Folder; points that it holds already are not run again.")],
+    grid: Annotated[
+        Path | None, typer.Option("--grid", help="TOML with [base] and [grid]; see herald_sim/sweep.py.")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Without --grid: names, with commas between.")] = None,
+    method: Annotated[str | None, typer.Option("--method", help="Likewise.")] = None,
+    hardware: Annotated[str | None, typer.Option("--hardware", help="Likewise.")] = None,
+    context: Annotated[str | None, typer.Option("--context", help="Likewise: 4096,32768.")] = None,
+    batch: Annotated[str | None, typer.Option("--batch", help="Likewise: 15,16,17.")] = None,
+    budget: Annotated[str | None, typer.Option("--budget", help="Likewise: 0.05,0.1.")] = None,
     on: Annotated[str, typer.Option("--on", help="local, or dask=ADDRESS of an existing scheduler.")] = "local",
     workers: Annotated[int | None, typer.Option("--workers", help="Local processes [default: the cores].")] = None,
     fast: Annotated[bool, typer.Option("--fast", help="Leave contention out where fast mode covers a point.")] = False,
@@ -179,7 +187,19 @@ def sweep(
     if (place, bool(address)) not in (("local", False), ("dask", True)):
         message = f"--on must be 'local' or 'dask=ADDRESS', got {on!r}"
         raise ConfigError(message)
-    points = sweeping.read_grid(grid)
+    lists = {
+        "model": model,
+        "method": method,
+        "hardware": hardware,
+        "context": context,
+        "batch": batch,
+        "budget": budget,
+    }
+    if grid is not None:
+        refuse(
+            "goes without --grid, whose file says it", {f"--{name}": text is not None for name, text in lists.items()}
+        )
+    points = sweeping.points_of(lists) if grid is None else sweeping.read_grid(grid)
     crew = sweeping.local_workers(cores) if place == "local" else sweeping.dask_workers(address)
     summary = sweeping.sweep(points, out, crew, fast=fast)
     if as_json:
