@@ -9,6 +9,9 @@ from herald_pipeline.model import KVDtype
 MAX_STAGING_BUFFERS = 16
 """Places of a ring: the validator goes twice round it, and no machine gains from more."""
 
+MAX_WINDOW_BLOCKS = 64
+"""A window longer than any response that the papers decode; beyond it a number is a mistake."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -36,6 +39,8 @@ class Settings:
         SpeContext's retrieval model: its parameters as a share of the main model's active ones.
     selection_overlap
         SpeContext's elastic loading: share of a block's selected entries that the block before had selected too.
+    window_blocks
+        herald-sliding's window, in periods of ``block_length`` committed tokens.
     """
 
     block_length: int = 32
@@ -49,6 +54,7 @@ class Settings:
     proxy_fraction: float = 0.2
     retrieval_fraction: float = 0.1
     selection_overlap: float = 0.0
+    window_blocks: int = 2
 
     def __post_init__(self) -> None:
         problems = [
@@ -60,6 +66,7 @@ class Settings:
             check_number(self.proxy_fraction, "proxy_fraction", above=0, maximum=1),
             check_number(self.retrieval_fraction, "retrieval_fraction", above=0, maximum=1),
             check_number(self.selection_overlap, "selection_overlap", minimum=0, maximum=1),
+            check_number(self.window_blocks, "window_blocks", minimum=1, maximum=MAX_WINDOW_BLOCKS, integer=True),
         ]
         if not any(problems) and self.queries > self.block_length:
             problems.append(f"queries must be <= block_length, got {self.queries} > {self.block_length}")
