@@ -4,6 +4,7 @@ Parts run one after another, raw rates first. What one part refuses (samples tha
 and the profile is not written: a number that cannot be repeated is no measurement.
 """
 
+import shutil
 import sys
 import time
 import traceback
@@ -92,21 +93,39 @@ def measure(request: Request, say: Say = lambda line: print(line, file=sys.stder
     base = profile_file.read(out) if request.only and out.exists() else _frame(request, host, bench)
     bench.base = base
     _remember(bench, base)
-    done, refused = _measure_parts(bench, request.only or parts.NAMES, say)
     stamp = Stamp(request.command, datetime.now(UTC).date().isoformat(), software())
-    data = profile_file.merge(base, done, stamp)
-    to = out.with_suffix(f"{_INCOMPLETE}{out.suffix}") if refused else out
-    profile_file.write(to, data, _header(host, bench, request))
-    for part in done:
-        profile_file.write_raw(profile_file.raw_folder(to), part)
-    say(f"wrote {to} and {profile_file.raw_folder(to)}/")
+    so_far = out.with_suffix(f"{_INCOMPLETE}{out.suffix}")
+
+    def keep() -> None:
+        """What is known by now, on disk: a machine that is taken away costs the part under way and no other."""
+        profile_file.write_unchecked(so_far, profile_file.merge(base, bench.done, stamp), _header(host, bench, request))
+        profile_file.write_raw(profile_file.raw_folder(so_far), bench.done[-1])
+
+    refused = _measure_parts(bench, request.only or parts.NAMES, say, keep)
+    if not refused:
+        try:
+            data = profile_file.merge(base, bench.done, stamp)
+            profile_file.write(out, data, _header(host, bench, request))
+        except ConfigError as problem:
+            refused.append(f"profile: {problem}")
     if refused:
-        again = " ".join(f"--only {text.partition(':')[0]}" for text in refused)
+        failed = [text.partition(":")[0] for text in refused]
+        again = " ".join(f"--only {name}" for name in failed if name in parts.NAMES)
         raise ProfileError(
-            f"{out} was not written, because samples disagree or parts failed; what the others found is in {to} "
-            f"(complete it with {again} --out {to}):\n" + "\n".join(refused)
+            f"{out} was not written, because samples disagree, parts failed or values cannot be; what the others found "
+            f"is in {so_far} (complete it with {again} --out {so_far}):\n" + "\n".join(refused)
         )
+    _drop(so_far)
+    for part in bench.done:
+        profile_file.write_raw(profile_file.raw_folder(out), part)
+    say(f"wrote {out} and {profile_file.raw_folder(out)}/")
     return out
+
+
+def _drop(so_far: Path) -> None:
+    """The unfinished file, now that the finished one is there."""
+    so_far.unlink(missing_ok=True)
+    shutil.rmtree(profile_file.raw_folder(so_far), ignore_errors=True)
 
 
 _INCOMPLETE = ".incomplete"
@@ -150,10 +169,9 @@ def _bench(request: Request, device: torch.device) -> Bench:
     )
 
 
-def _measure_parts(bench: Bench, names: Sequence[str], say: Say) -> tuple[list[Part], list[str]]:
-    """Parts that found something, and a text for each that did not: one that fails does not cost the others."""
+def _measure_parts(bench: Bench, names: Sequence[str], say: Say, keep: Callable[[], None]) -> list[str]:
+    """Fill ``bench.done``; returns a text for each part that found nothing: one that fails costs no other."""
     refused, references = [], []
-    done = bench.done
     for name in [known for known in parts.NAMES if known in names]:
         references.append(reference_seconds(bench.device, bench.main_cores, steady=True))
         start = time.perf_counter()
@@ -172,11 +190,13 @@ def _measure_parts(bench: Bench, names: Sequence[str], say: Say) -> tuple[list[P
         for value in part.values:
             # Of a curve the highest value: what a rate's curve is a ceiling of.
             bench.found[value.path] = float(value.y if isinstance(value.y, float | int) else max(value.y))
-        done.append(part)
+        bench.done.append(part)
+        keep()
         say(f"  {name:<14} {time.perf_counter() - start:5.1f} s   {_found(part)}")
     # Its time, taken again beside every run, tells how much the machine has slowed down or sped up since.
-    done.append(reference_part(references))
-    return done, refused
+    bench.done.append(reference_part(references))
+    keep()
+    return refused
 
 
 def _found(part: Part) -> str:

@@ -96,17 +96,20 @@ def template() -> dict[str, Any]:
 
 def write(path: Path, data: Mapping[str, Any], header: Sequence[str]) -> None:
     """Write a profile file, the comment lines of ``header`` first; refused when it would not read back."""
-    text = "".join(f"# {line}\n" for line in header) + tomli_w.dumps(data)
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
+    write_unchecked(partial, data, header)
     try:
         hardware_io.resolve(partial)
+        partial.replace(path)
     finally:
-        if partial.exists():
-            content = partial.read_text(encoding="utf-8")
-            partial.unlink()
-    path.write_text(content, encoding="utf-8")
+        partial.unlink(missing_ok=True)
+
+
+def write_unchecked(path: Path, data: Mapping[str, Any], header: Sequence[str]) -> None:
+    """Write a profile file that need not be whole yet."""
+    text = "".join(f"# {line}\n" for line in header) + tomli_w.dumps(data)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
 
 
 def write_raw(folder: Path, part: Part) -> None:
