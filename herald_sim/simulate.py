@@ -11,7 +11,7 @@ from herald_pipeline.errors import CapacityError, ConfigError
 from herald_pipeline.hardware import Profile
 from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.pools import Home
-from herald_pipeline.result import Recorder, Result
+from herald_pipeline.result import FORWARD_STAGES, Recorder, Result
 from herald_pipeline.scheduling.program import BatchPolicy, Program
 from herald_pipeline.units import NS_PER_S
 from herald_pipeline.workload import Workload
@@ -236,7 +236,8 @@ def provenance(profile: Profile) -> Mapping[str, Any]:
 def status(result: Result, costs: CostModel, workload: Workload) -> dict[str, Any]:
     """Status and the resource that limits.
 
-    That is the one that is busy longest; where the main stream waits for others, the busiest of those it waits for.
+    That is the one that is busy longest; but where the main stream waits and another resource is busy for half of the
+    time or more, the waiting is for that one, and it limits although the GPU may have as much to do.
     """
     if not result.finished and result.rejected:
         return {"status": "NOTHING RAN: every request was rejected", "limit": "memory"}
@@ -245,13 +246,21 @@ def status(result: Result, costs: CostModel, workload: Workload) -> dict[str, An
     for name, sums in result.stages.items():
         resource = _RESOURCES[stages[name].resource]
         busy[resource] = busy.get(resource, 0.0) + sums["busy_s"]
-    if (result.stall_s or 0.0) > _WAITS * (result.block_time_s or 0.0) and len(busy) > 1:
-        busy.pop(_RESOURCES["gpu"], None)
+    if (result.stall_s or 0.0) > _WAITS * (result.block_time_s or 0.0):
+        others = {name: time for name, time in busy.items() if name != "gpu" and time >= _waited_for_s(result)}
+        busy = others or busy
     limit = max(sorted(busy), key=lambda resource: busy[resource]) if busy else None
     if costs.extrapolated:
         return {"status": "EXTRAPOLATED", "limit": limit}
     served = limit is None or _keeps_up(result, workload)
     return {"status": "STABLE" if served else f"BOUND BY {limit}", "limit": limit}
+
+
+def _waited_for_s(result: Result) -> float:
+    """Busy time in the window from which on a resource can be what the main stream waits for: half of the window."""
+    forwards_s = sum(sums["busy_s"] for name, sums in result.stages.items() if name in FORWARD_STAGES)
+    blocks = forwards_s / result.main_time_s if result.main_time_s else 0.0
+    return (result.block_time_s or 0.0) * blocks / 2
 
 
 def _keeps_up(result: Result, workload: Workload) -> bool:

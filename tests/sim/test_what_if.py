@@ -8,6 +8,7 @@ from herald_pipeline import capacity, catalogue, hardware_io
 from herald_pipeline.capacity import Memory
 from herald_pipeline.pipeline import build
 from herald_pipeline.workload import Workload
+from herald_sim import fast
 from herald_sim.ceilings import ceilings
 from herald_sim.explain import scaled
 from herald_sim.simulate import simulate
@@ -23,8 +24,14 @@ RESOURCES = (
     ("link", "d2h_gb_s"),
 )
 METHODS = ("dense", "mage-offload", "infinigen", "mage-cpu", "mage-cpu-representative", "herald", "herald-no-draft")
+APART = ("dense", "mage-offload", "infinigen", "mage-cpu", "mage-cpu-representative", "step-fetch", "shadowkv")
+"""Methods whose streams never meet on the GPU."""
+BESIDE = ("herald", "herald-no-draft", "herald-32q")
 _TURNS = 0.01
-"""Where kernels take turns, a faster part can shift who waits for whom: a percent, not more."""
+"""Where kernels take turns, more work can shift who waits for whom: a percent, not more."""
+_ROUNDING = 1e-6
+_WORST = 0.05
+"""More than any faster part was seen to cost: 2.6%, herald-no-draft at 32K with four times the GPU's FLOP/s."""
 
 
 def block_time(method, profile, context, batch, steps):
@@ -32,19 +39,49 @@ def block_time(method, profile, context, batch, steps):
     return simulate(build(MODEL, method), profile, workload, beyond_memory=True, check=True).block_time_s
 
 
+machines = (st.sampled_from(RESOURCES), st.floats(1.01, 8.0), st.sampled_from([4096, 16384, 32768]), st.integers(1, 96))
+
+
+def both_block_times(method, profile, context, batch, steps=20):
+    """A block's time by events and without contention."""
+    pipeline, workload = build(MODEL, method), Workload.uniform(context, batch, gen_tokens=256, steps=steps)
+    by_events = simulate(pipeline, profile, workload, beyond_memory=True).block_time_s
+    return by_events, fast.evaluate(pipeline, profile, workload).block_time_s
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from((*APART, *BESIDE)), *machines, st.integers(1, 32))
+def test_without_contention_more_of_any_resource_never_hurts(method, resource, factor, context, batch, steps):
+    """A block's end is the longest of sums of times, none of which a faster part makes longer."""
+    pipeline, workload = build(MODEL, method), Workload.uniform(context, batch, gen_tokens=256, steps=steps)
+    before, after = (
+        fast.evaluate(pipeline, profile, workload).block_time_s
+        for profile in (PROFILE, scaled(PROFILE, *resource, factor))
+    )
+    assert after <= before * (1 + _ROUNDING)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from(APART), *machines)
+def test_where_streams_do_not_meet_on_the_gpu_more_never_hurts(method, resource, factor, context, batch):
+    before, _ = both_block_times(method, PROFILE, context, batch)
+    after, _ = both_block_times(method, scaled(PROFILE, *resource, factor), context, batch)
+    assert after <= before * (1 + _ROUNDING)
+
+
 @settings(max_examples=25, deadline=None)
-@given(
-    st.sampled_from(METHODS),
-    st.sampled_from(RESOURCES),
-    st.floats(1.01, 8.0),
-    st.sampled_from([4096, 16384, 32768]),
-    st.integers(1, 64),
-    st.integers(1, 32),
-)
-def test_more_of_any_resource_never_hurts(method, resource, factor, context, batch, steps):
-    more = scaled(PROFILE, *resource, factor)
-    before, after = (block_time(method, profile, context, batch, steps) for profile in (PROFILE, more))
-    assert after <= before * (1 + _TURNS)
+@given(st.sampled_from(BESIDE), *machines)
+def test_where_kernels_take_turns_more_costs_no_more_than_the_turns_do(method, resource, factor, context, batch):
+    """Shorter kernels may meet others than before: a retrieval kernel then waits for a longer one.
+
+    Without contention the change never hurts, and contention only ever lengthens; so what it can cost is the contention
+    of the changed machine.
+    """
+    before, alone_before = both_block_times(method, PROFILE, context, batch)
+    after, alone_after = both_block_times(method, scaled(PROFILE, *resource, factor), context, batch)
+    assert before >= alone_before * (1 - _ROUNDING)
+    contention = after / alone_after - 1
+    assert after <= before * (1 + min(contention, _WORST) + _ROUNDING)
 
 
 @settings(max_examples=15, deadline=None)
@@ -92,11 +129,37 @@ def test_removing_what_binds_moves_the_ring(scheme, before, more, after):
     assert ring(profile, scheme) == after
 
 
+LINK, HOST = [("link", "h2d_gb_s")], [("dram", "read_gb_s"), ("cpu", "attention_tflop_s")]
+
+
+@pytest.mark.parametrize(
+    ("method", "batch", "before", "more", "after"),
+    [
+        ("mage-offload", 48, "h2d link", LINK, "gpu"),
+        ("infinigen", 16, "h2d link", LINK, "gpu"),
+        ("mage-cpu", 80, "cpu selection", HOST, "gpu"),
+        ("herald", 80, "cpu selection", HOST, "gpu"),
+        ("herald-32q", 80, "cpu selection", HOST, "gpu"),
+    ],
+)
+def test_removing_what_binds_a_run_moves_what_binds_it(method, batch, before, more, after):
+    pipeline, workload = build(MODEL, method), Workload.uniform(32768, batch, gen_tokens=256)
+    limits, rates = [], []
+    profile = PROFILE
+    for resource in (None, *more):
+        profile = profile if resource is None else scaled(profile, *resource, 1000.0)
+        found = simulate(pipeline, profile, workload, beyond_memory=True)
+        limits.append(found.limit)
+        rates.append(found.throughput_tok_s)
+    assert (limits[0], limits[-1]) == (before, after)
+    assert rates[-1] > rates[0]
+
+
 def test_ceilings_state_formula_inputs_and_provenance():
     for row in ceilings(MODEL, PROFILE, 32768):
         assert row["formula"]
         assert row["inputs"]["B"] == 32
-        assert set(row["provenance"].values()) <= {"published", "fitted", "datasheet"}
+        assert set(row["provenance"].values()) <= {"published", "fitted", "datasheet", "assumed", "counted"}
 
 
 def test_fetch_ceilings_are_one_number_twenty_times_over():
