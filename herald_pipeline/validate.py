@@ -187,21 +187,28 @@ def hazards(pipeline: Pipeline, launches: Sequence[Launch]) -> Iterator[Hazard]:
     """
     ancestors = _ancestors(launches)
     pools = {pool.name: pool for pool in pipeline.pools}
-    touched: dict[Cell, list[tuple[int, bool]]] = {}
+    # Of each cell the last write and the reads since: what came before is ordered with them, or was a hazard already.
+    written: dict[Cell, int] = {}
+    read_since: dict[Cell, list[int]] = {}
     tenants = _Tenants(launches, ancestors)
     counts: dict[str, int] = {}
     for index, launch in enumerate(launches):
         turn = counts.get(launch.stage.name, 0)
         counts[launch.stage.name] = turn + 1
         reads, writes = _cells(launch, pools, turn)
+        before = ancestors[index]
         for cell in reads | writes:
-            touched.setdefault(cell, []).append((index, cell in writes))
-            yield from tenants.enter(index, cell, cell in writes)
-    for cell, uses in touched.items():
-        for position, (later, later_writes) in enumerate(uses):
-            for earlier, earlier_writes in uses[:position]:
-                if (later_writes or earlier_writes) and not ancestors[later] >> earlier & 1:
-                    yield Hazard(_label(launches[earlier]), _label(launches[later]), cell)
+            write = cell in writes
+            yield from tenants.enter(index, cell, write)
+            earlier = [written[cell]] if cell in written else []
+            if write:
+                earlier += read_since.pop(cell, ())
+                written[cell] = index
+            else:
+                read_since.setdefault(cell, []).append(index)
+            for other in earlier:
+                if not before >> other & 1:
+                    yield Hazard(_label(launches[other]), _label(launch), cell)
 
 
 class _Tenants:
@@ -277,31 +284,25 @@ def _cells(launch: Launch, pools: dict[str, Pool], turn: int) -> tuple[set[Cell]
     return reads, writes
 
 
-def _places(access: Access, pool: Pool, launch: Launch, slot: int, block: int, turn: int) -> Iterator[Cell]:
-    buffer = {
-        Buffer.ONE: 0,
-        Buffer.ACTIVE: block % 2,
-        Buffer.IDLE: (block + 1) % 2,
-        Buffer.RING: turn % pool.buffers,
-    }[access.buffer]
+def _places(access: Access, pool: Pool, launch: Launch, slot: int, block: int, turn: int) -> list[Cell]:
+    kind = access.buffer
+    if kind is Buffer.RING:
+        buffer = turn % pool.buffers
+    else:
+        buffer = 0 if kind is Buffer.ONE else (block + (kind is Buffer.IDLE)) % 2
     layers = access.layers
     if layers is None:
         layers = pool.layers if launch.layer is None else (launch.layer,)
-    owner = -1 if pool.shared else slot
-    for layer in layers:
-        if layer not in pool.layers:
-            continue
-        for tag in _tags(access.region, block):
-            yield pool.name, buffer, tag, -1 if pool.shared else layer, owner
+    tags = _tags(access.region, block)
+    if pool.shared:
+        return [(pool.name, buffer, tag, -1, -1) for layer in layers if layer in pool.layers for tag in tags]
+    return [(pool.name, buffer, tag, layer, slot) for layer in layers if layer in pool.layers for tag in tags]
 
 
-def _tags(region: Region, block: int) -> Iterator[str]:
+def _tags(region: Region, block: int) -> list[str]:
     if region is Region.PREFIX:
-        yield from (f"block {index}" for index in range(-1, block))
-    elif region is Region.BLOCK:
-        yield f"block {block}"
-    else:
-        yield region.value
+        return [f"block {index}" for index in range(-1, block)]
+    return [f"block {block}"] if region is Region.BLOCK else [region.value]
 
 
 def _check_names(template: Template, pools: Sequence[Pool]) -> None:
