@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from calibration import profile_file
+from calibration import parts, profile_file
 from calibration.cells import read_cells
 from calibration.fit import Fit, fit, fitted_tables
 from calibration.host import check_same_machine, this_host
@@ -170,7 +170,9 @@ def reconcile_here(
 
 def _measure_again(shape: ModelShape, device: str, out: Path, command: str, say: Say) -> Path:
     plan = Plan(max_spread=AGAIN_MAX_SPREAD)
-    return measure(Request(shape, device, out, quick=True, plan=plan, command=command), say)
+    # No prediction reads what runs beside what.
+    needed = tuple(name for name in parts.NAMES if name != "contention")
+    return measure(Request(shape, device, out, needed, quick=True, plan=plan, command=command), say)
 
 
 def reconcile_measured(

@@ -46,6 +46,9 @@ def build(
     model: Annotated[str, typer.Option("--model", help="Name, or the path of a config.json.")] = "demo",
     context: Annotated[int, typer.Option("--context", min=1, help="Point shown in detail.")] = 2048,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Point shown in detail.")] = 1,
+    answers: Annotated[
+        Path | None, typer.Option("--answers", help="JSON of python -m herald_exec.reference answers.")
+    ] = None,
     png: Annotated[Path | None, typer.Option("--png", help="Folder for the charts as PNG.")] = None,
 ) -> None:
     """Write one HTML page: of runs and predictions (--runs), or of the papers' exhibits (--exhibits)."""
@@ -57,7 +60,7 @@ def build(
             raise ConfigError(message)
         title, lead, sections = _exhibits(hardware)
     else:
-        title, lead, sections = _runs(runs, hardware, model, context, batch)
+        title, lead, sections = _runs(runs, hardware, model, (context, batch), answers)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(render(title, lead, sections), encoding="utf-8")
     print(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)", file=sys.stderr)
@@ -66,7 +69,7 @@ def build(
 
 
 def _runs(
-    runs: Path | None, hardware: str | None, model: str, context: int, batch: int
+    runs: Path | None, hardware: str | None, model: str, point: tuple[int, int], answers: Path | None
 ) -> tuple[str, str, "list[Section]"]:
     if runs is None or hardware is None:
         missing = [name for name, value in (("--runs", runs), ("--hardware", hardware)) if value is None]
@@ -75,7 +78,7 @@ def _runs(
     from herald_pipeline import catalogue
     from reports import demo
 
-    return demo.build(demo.Inputs(runs, Path(hardware), catalogue.resolve(model), context, batch))
+    return demo.build(demo.Inputs(runs, Path(hardware), catalogue.resolve(model), *point, answers))
 
 
 def _exhibits(hardware: str | None) -> tuple[str, str, "list[Section]"]:

@@ -11,7 +11,7 @@ from herald_pipeline import hardware_io
 from herald_pipeline.errors import ConfigError
 from herald_pipeline.hardware import Profile
 from herald_pipeline.model import ModelShape
-from reports import charts, frames
+from reports import answers, charts, frames
 from reports.page import Cell, Section, Table
 
 _METHODS = ("dense", "herald")
@@ -29,6 +29,8 @@ class Inputs:
         Profile; with the fit where there is one.
     context, batch
         Point of the timelines, the ceilings and the memory table.
+    answers
+        What the shipped model wrote; without the file the page has no such section.
     """
 
     runs: Path
@@ -36,6 +38,7 @@ class Inputs:
     shape: ModelShape
     context: int
     batch: int
+    answers: Path | None = None
 
 
 def build(inputs: Inputs) -> tuple[str, str, list[Section]]:
@@ -49,6 +52,7 @@ def build(inputs: Inputs) -> tuple[str, str, list[Section]]:
         _stages(document),
         _ceilings(inputs, profile, first["steps"]),
         _memory(inputs, profile, first),
+        *([] if inputs.answers is None else [answers.section(inputs.answers)]),
         _profile(profile),
     ]
     return f"HERALD on {profile.name}", _lead(document), sections

@@ -127,6 +127,49 @@ def evaluate_(
         print(json.dumps(cell), flush=True)
 
 
+@app.command("answers")
+def answers_(
+    method: Annotated[
+        list[str] | None, typer.Option("--method", help="May be given again [default: dense, herald].")
+    ] = None,
+    task: Annotated[list[str] | None, typer.Option("--task", help="May be given again [default: all].")] = None,
+    context: Annotated[int, typer.Option("--context", help="Prompt tokens.")] = 1024,
+    samples: Annotated[int, typer.Option("--samples", help="Questions in all.")] = 7,
+    budget: Annotated[float | None, typer.Option("--budget", help="Share of the prefix selected.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="JSON file [default: stdout].")] = None,
+) -> None:
+    """The same held-out questions answered by several methods: every answer, right or wrong, as one JSON object."""
+    import torch
+
+    from herald_exec.checkpoints.tokenizer import load_tokenizer
+    from herald_exec.reference import open_reference, read_shipped_material
+    from herald_exec.reference.answers import ask
+    from herald_exec.reference.tasks import TASKS
+    from herald_pipeline import methods
+
+    raise_problems([check_number(samples, "--samples", minimum=1, integer=True)])
+    chosen = [methods.get(name).name for name in method or ("dense", "herald")]
+    checkpoint = open_reference()
+    found = ask(
+        checkpoint.load("cpu", torch.float32),
+        load_tokenizer(checkpoint.folder),
+        read_shipped_material(),
+        chosen,
+        task or TASKS,
+        context,
+        samples,
+        budget=budget,
+    )
+    text = json.dumps(found, allow_nan=False)
+    if out is None:
+        print(text)
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(text + "\n", encoding="utf-8")
+    for name, total in found["methods"].items():
+        print(f"  {name:<14}{total['right']} of {total['of']} right, {total['seconds']:.1f} s", file=sys.stderr)
+
+
 @app.command("table")
 def table_(
     model: Annotated[Path | None, typer.Option("--model", help="Checkpoint folder [default: the shipped one].")] = None,
