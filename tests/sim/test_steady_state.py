@@ -69,3 +69,15 @@ def test_fast_mode_leaves_out_the_blocks_that_events_leave_out(paper_profile):
         workload = Workload.uniform(16384, 8, gen_tokens=tokens)
         by_events = simulate(pipeline, paper_profile, workload).throughput_tok_s
         assert fast.evaluate(pipeline, paper_profile, workload).throughput_tok_s == pytest.approx(by_events, rel=1e-9)
+
+
+def test_the_ledger_of_claims_states_the_values_that_the_exhibit_prints(paper_profile):
+    words = {"dense": "dense", "infinigen": "infinigen", "mage-offload": "mage", "herald": "herald"}
+    results = {claim.id: claim.result for claim in published.claims()}
+    for target in targets():
+        if target.exhibit == "Table II":
+            stated = results[f"herald-table2-{words[target.method]}-{target.context // 1024}k"]
+            value = target.predict(paper_profile)
+            digits = ",.0f" if value >= 600 else ".1f"
+            forms = {format(value, digits), format(value, ",.0f")}
+            assert any(f" {form} [" in stated for form in forms), (target.key, value, stated)
