@@ -9,6 +9,7 @@ import torch
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.cells import Cell
+from benchmarks.gpu.estimates import keeps_on_host
 from herald_exec import Options, decode
 from herald_exec.execution import Run
 from herald_pipeline import capacity
@@ -43,6 +44,7 @@ def run(bench: Bench, cell: Cell) -> dict[str, Any]:
     done = decode(pipeline, bench.model, bench.requests(cell), policy=bench.policy(bench.steps(cell)), options=options)
     found: dict[str, Any] = {**_point(bench, cell, pipeline), **done.result.to_dict()}
     found["wall_s"] = time.perf_counter() - start
+    _note(bench, cell, pipeline, found)
     if bench.on_cuda:
         found["hbm_peak_bytes"] = torch.cuda.max_memory_allocated()
     found.update(_spans(done))
@@ -50,6 +52,14 @@ def run(bench: Bench, cell: Cell) -> dict[str, Any]:
     if bench.args.trace and done.trace is not None:
         write_chrome(done.trace, bench.out / f"trace-{cell.file}.gz")
     return found
+
+
+def _note(bench: Bench, cell: Cell, pipeline: Pipeline, found: dict[str, Any]) -> None:
+    """Tell the estimates how long it took until blocks ran at their pace."""
+    full_gb = cell.batch * cell.context * bench.shape.kv_bytes_per_token(bench.kv_dtype) / GB
+    block_s = found.get("block_time_s") or 0.0
+    before_s = (found.get("prefill_time_s") or 0.0) + max(0.0, (found.get("first_block_time_s") or 0.0) - block_s)
+    bench.note_run(full_gb if keeps_on_host(pipeline) else 0.0, before_s)
 
 
 def _require(bench: Bench, cell: Cell, pipeline: Pipeline, limit_gb: float) -> None:
