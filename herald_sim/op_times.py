@@ -1,0 +1,156 @@
+"""What an op takes on a machine: its demand over the share of each raw rate that the engine reaches, in nanoseconds.
+
+Formulas are those of a roofline: an op takes the longest of its demands; CPU selection takes the *sum* of its pass over
+the KV and its work per query, because the kernel's gain from fewer queries is gradual down to one query (HERALD,
+Fig. 8).
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from herald_pipeline.hardware import Profile, Quantity, known
+from herald_pipeline.pipeline import Pipeline
+from herald_pipeline.stages import Layout, Op, OpKind
+
+# 1 TFLOP/s is 1000 FLOP/ns; 1 GB/s is 1 byte/ns.
+_FLOP_NS_PER_TFLOP_S = 1000.0
+NS_PER_US = 1000.0
+_COPY_LAYOUT_EFFICIENCY = {
+    Layout.CONTIGUOUS: None,
+    Layout.STREAMED: "streamed_copy_efficiency",
+    Layout.SCATTERED: "scattered_copy_efficiency",
+}
+_MAX_OPS = 4096
+_MATRICES = frozenset({OpKind.QKV, OpKind.OUTPUT, OpKind.FFN, OpKind.HEAD})
+
+
+@dataclass
+class OpTimes:
+    """Times alone of ops, for one pipeline on one profile.
+
+    ``extrapolated`` collects the profile's curves that were read outside what was measured.
+    """
+
+    pipeline: Pipeline
+    profile: Profile
+    extrapolated: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        machine, engine = self.profile.machine, self.profile.engine
+        self._engine = engine
+        self._hbm = known(machine.gpu.bandwidth_gb_s).peak
+        self._peak = known(machine.gpu.peak_tflop_s).peak * _FLOP_NS_PER_TFLOP_S
+        self._weight_rate = self._hbm * known(engine.weight_read_efficiency).peak
+        self._head_share = 1.0 if engine.head_token_share is None else engine.head_token_share.peak
+        moe = self.pipeline.model.moe
+        self._experts = moe.num_experts if moe else 1
+        self._per_token = moe.experts_per_token if moe else 1
+        # By identity: the description hands out the same op for the same tokens.
+        self._op_ns: dict[int, tuple[Op, float]] = {}
+        self._gemm_shares: dict[int, float] = {}
+
+    # Host memory and the link ----------------------------------------------------------------------------------------
+
+    def _flow_ns(self, op: Op) -> float:
+        if op.kind is OpKind.SELECT:
+            return self._select_ns(op)
+        machine, engine = self.profile.machine, self._engine
+        if op.kind is OpKind.GATHER:
+            share = self._read("gather_dram_efficiency", engine.gather_dram_efficiency, op.dram_bytes)
+            overhead = optional(engine.gather_overhead_us) * NS_PER_US
+            return overhead + op.dram_bytes / (known(machine.dram.read_gb_s).peak * share)
+        name = _COPY_LAYOUT_EFFICIENCY[op.layout]
+        size = op.h2d_bytes + op.d2h_bytes
+        efficiency = 1.0 if name is None else self._read(name, getattr(engine, name), size)
+        up = self._link_rate("h2d_gb_s", machine.link.h2d_gb_s, op.h2d_bytes)
+        down = self._link_rate("d2h_gb_s", machine.link.d2h_gb_s, op.d2h_bytes)
+        return (op.h2d_bytes / up + op.d2h_bytes / down) / efficiency
+
+    def _link_rate(self, name: str, rate: Quantity | None, num_bytes: float) -> float:
+        """Rate of one direction; a direction that nothing crosses is not asked for."""
+        unused = isinstance(num_bytes, float) and not num_bytes
+        return math.inf if unused else self._read(name, rate, num_bytes)
+
+    def _select_ns(self, op: Op) -> float:
+        """Sum of the pass over the KV and of the queries' work, and a fixed time where the engine states one."""
+        machine, engine = self.profile.machine, self._engine
+        share = self._read("select_dram_efficiency", engine.select_dram_efficiency, op.dram_bytes)
+        flops = known(machine.cpu.attention_tflop_s).peak * _FLOP_NS_PER_TFLOP_S
+        flops *= self._read("select_flops_efficiency", engine.select_flops_efficiency, op.queries)
+        time = op.dram_bytes / (known(machine.dram.read_gb_s).peak * share) + op.cpu_flops / flops
+        return time + optional(engine.select_overhead_us) * NS_PER_US
+
+    def _longer(self, one: float, other: float) -> float:
+        """The later of two ends; fast mode prices all blocks at once and overrides it."""
+        return max(one, other)
+
+    # The GPU ---------------------------------------------------------------------------------------------------------
+
+    def _gpu_ns(self, op: Op) -> float:
+        known = self._op_ns.get(id(op))
+        if known is not None and known[0] is op:
+            return known[1]
+        if len(self._op_ns) >= _MAX_OPS:
+            self._op_ns.clear()
+        time = self._op_time(op)
+        self._op_ns[id(op)] = (op, time)
+        return time
+
+    def _op_time(self, op: Op) -> float:
+        if op.kind is OpKind.HEAD and self._head_share < 1:
+            rate = self._peak * self._gemm_share(max(1, round(op.tokens * self._head_share)))
+            return self._longer(op.weight_bytes / self._weight_rate, op.gpu_flops * self._head_share / rate)
+        if op.kind in _MATRICES:
+            rate = self._peak * self._gemm_share(op.tokens)
+            return self._longer(op.weight_bytes / self._weight_rate, op.gpu_flops / rate)
+        if op.kind is OpKind.EXPERTS:
+            return self._experts_ns(op)
+        if op.kind is OpKind.SAMPLE:
+            size = op.hbm_bytes * self._head_share
+            return size * known(self._engine.sampler_passes).peak / self._hbm
+        share = self._read("attention_efficiency", self._engine.attention_efficiency, op.hbm_bytes)
+        time = op.hbm_bytes / (self._hbm * share)
+        if op.kind is not OpKind.TOP_K:
+            own = self._engine.attention_flops_efficiency
+            if own is not None and op.kind is OpKind.ATTENTION:
+                share = self._read("attention_flops_efficiency", own, op.hbm_bytes / op.tokens)
+            else:
+                share = self._gemm_share(op.tokens)
+            time = self._longer(time, op.gpu_flops / (self._peak * share))
+        return time
+
+    def _gemm_share(self, tokens: int) -> float:
+        """Share of the peak that products of ``tokens`` rows reach; attention asks for the same one in every block."""
+        share = self._gemm_shares.get(tokens)
+        if share is None:
+            if len(self._gemm_shares) >= _MAX_OPS:
+                self._gemm_shares.clear()
+            share = self._read("gemm_efficiency", self._engine.gemm_efficiency, tokens)
+            self._gemm_shares[tokens] = share
+        return share
+
+    def _experts_ns(self, op: Op) -> float:
+        """Grouped products: experts that the tokens hit are read, and half a tile of padding each is computed."""
+        hit = self.experts_hit(op.tokens)
+        rows = op.tokens * self._per_token
+        padding = hit * known(self._engine.grouped_gemm_tile_rows).peak / 2
+        efficiency = self._read("grouped_gemm_efficiency", self._engine.grouped_gemm_efficiency, op.tokens)
+        flops = op.gpu_flops * (1 + padding / max(rows, 1))
+        read = op.weight_bytes * hit / self._experts
+        return self._longer(read / self._weight_rate, flops / (self._peak * efficiency))
+
+    def experts_hit(self, tokens: int) -> float:
+        """Distinct experts of a layer that ``tokens`` tokens reach; [MASK] tokens route alike (routed_token_share)."""
+        independent = known(self._engine.routed_token_share).peak * tokens
+        return self._experts * float(1 - (1 - self._per_token / self._experts) ** independent)
+
+    def _read(self, name: str, quantity: Quantity | None, x: float) -> float:
+        reading = known(quantity).at(x)
+        if reading.extrapolated:
+            self.extrapolated.add(name)
+        return reading.value
+
+
+def optional(quantity: Quantity | None) -> float:
+    """Peak of a quantity that a profile may leave out: then it takes no time."""
+    return 0.0 if quantity is None else quantity.peak
