@@ -2,6 +2,7 @@
 
     python -m reports build --runs runs --hardware runs/profile.toml --out report.html
     python -m reports build --exhibits --out exhibits.html
+    python -m reports serve --pages out/demo
 
 The page needs no network: the vega bundle is inside, once.
 """
@@ -97,6 +98,22 @@ def _write_charts(folder: Path, sections: "list[Section]") -> None:
             name = re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-")
             (folder / f"{name}.png").write_bytes(png(section.chart))
     print(f"wrote charts to {folder}", file=sys.stderr)
+
+
+@app.command()
+def serve(
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = 8000,
+    pages: Annotated[Path | None, typer.Option("--pages", help="Folder whose HTML pages are shown as well.")] = None,
+) -> None:
+    """Serve the what-if page on this machine: a form, and what the simulator says to it. Ctrl-C ends it."""
+    from reports.what_if import open_server
+
+    with open_server(port, pages) as server:
+        print(f"http://127.0.0.1:{server.server_port}/  (Ctrl-C ends it)", file=sys.stderr, flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print("ended", file=sys.stderr)
 
 
 def main() -> None:

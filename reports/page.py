@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from herald_pipeline.errors import ConfigError
 
-_TEMPLATES = Path(__file__).parent / "templates"
+TEMPLATES = Path(__file__).parent / "templates"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class Section:
     notes: Sequence[str] = field(default_factory=tuple)
 
 
-def render(title: str, lead: str, sections: Sequence[Section]) -> str:
-    """The page as HTML text."""
+def render(title: str, lead: str, sections: Sequence[Section], top: Markup = Markup("")) -> str:  # noqa: B008
+    """The page as HTML text; ``top`` is markup between lead and sections."""
     specs = {f"chart-{i}": section.chart.to_dict() for i, section in enumerate(sections) if section.chart is not None}
     shown = [
         {
@@ -60,10 +60,10 @@ def render(title: str, lead: str, sections: Sequence[Section]) -> str:
         for i, section in enumerate(sections)
     ]
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined
     )
     return environment.get_template("page.html.j2").render(
-        title=title, lead=lead, sections=shown, bundle=Markup(_bundle()), specs=Markup(_script_json(specs))
+        title=title, lead=lead, top=top, sections=shown, bundle=Markup(_bundle()), specs=Markup(_script_json(specs))
     )
 
 

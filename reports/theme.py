@@ -18,6 +18,7 @@ METHOD_COLORS = {
     "mage-cpu-representative": "#8d96a3",
     "herald-no-draft": "#f4978e",
     "herald-32q": "#a4133c",
+    "herald-sliding": "#ff758f",
     "shadowkv": "#00798c",
     "specontext": "#9c89b8",
     "cpu-exact": "#5e503f",

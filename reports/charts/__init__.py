@@ -16,6 +16,7 @@ from reports.charts.herald_exhibits import (
 from reports.charts.memory import memory
 from reports.charts.reconcile import stage_errors, throughput_scatter
 from reports.charts.timeline import timeline
+from reports.charts.what_if import throughput_bars
 
 __all__ = [
     "by_batch",
@@ -31,6 +32,7 @@ __all__ = [
     "roofline",
     "sliding_example",
     "stage_errors",
+    "throughput_bars",
     "throughput_scatter",
     "timeline",
 ]

@@ -31,10 +31,10 @@ def ceilings(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
     )
     binding = alt.Chart(frame[frame["binding"]])
     ring = binding.mark_point(size=380, strokeWidth=2, color="#222").encode(x=x, y=y)
-    value = binding.mark_text(dx=18, align="left", fontWeight="bold").encode(
+    value = binding.mark_text(dy=-17, fontWeight="bold").encode(
         x=x, y=y, text=alt.Text("tok_s:Q", format=",.0f")
     )
-    chart = (dots + ring + value).properties(width=WIDTH * 2 // 3, height=38 * len(schemes))
+    chart = (dots + ring + value).properties(width=WIDTH * 2 // 3, height=46 * len(schemes))
     lowest = [
         f"{row['scheme']}: {row['tok_s']:,.0f} tokens/s by {row['resource']}"
         for row in frame[frame["binding"]].to_dict("records")
