@@ -27,8 +27,8 @@ class Decoded:
     steps: list[list[int]]
 
 
-class _Rows:
-    """KV of all rows, and one forward of a stretch of positions."""
+class Rows:
+    """KV of all rows (prompts ``[R, n]`` prefilled, room for ``capacity`` positions), and forwards of whole blocks."""
 
     def __init__(self, model: BlockModel, prompts: Tensor, capacity: int) -> None:
         self.model, self.capacity = model, capacity
@@ -58,7 +58,7 @@ class _Rows:
         return hidden.view(rows, count, -1)
 
 
-def _decode_block(rows: _Rows, start: int, threshold: float) -> tuple[Tensor, Tensor]:
+def _decode_block(rows: Rows, start: int, threshold: float) -> tuple[Tensor, Tensor]:
     """One block of every row: tokens ``[R, B]`` and steps ``[R]``; its clean KV is left in the cache."""
     model, number = rows.model, rows.kv.shape[2]
     mask_id = model.shape.mask_token_id
@@ -85,7 +85,7 @@ def decode(model: BlockModel, samples: Sequence[Sample], threshold: float = 0.95
     """Answers of samples of one task and context; a row ends with its end token or its task's longest answer."""
     prompts = torch.tensor([sample.prompt for sample in samples], device=model.device)
     context, longest = prompts.shape[1], max(MAX_ANSWER_TOKENS[sample.task] for sample in samples)
-    rows = _Rows(model, prompts, context + longest)
+    rows = Rows(model, prompts, context + longest)
     answers: list[list[int]] = [[] for _ in samples]
     steps: list[list[int]] = [[] for _ in samples]
     running = set(range(len(samples)))

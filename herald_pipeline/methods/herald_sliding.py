@@ -26,7 +26,7 @@ blocks than were trained, and retrieval must scan the prefix B / R times as ofte
 falls by that factor. ``--set settings.window_blocks=1`` is HERALD, stage by stage.
 
 Steps are given per period. Sliding loses unless they fall by more than a forward grows; how far they fall is the
-model's matter, and the simulator does not know it: compare over a range of steps.
+model's matter: compare over a range of steps, or take what ``python -m herald_exec.evaluation sliding`` measures.
 """
 
 from dataclasses import replace
@@ -121,7 +121,9 @@ METHOD = Method(
     assumptions=(
         "our own question, in neither paper: block_length is R, the committed tokens between retrievals, and steps are "
         "those of a period of R tokens",
-        "how many steps a period takes follows from the model; no run of it exists, so compare over a range of steps",
+        "how many steps a period takes follows from the model: python -m herald_exec.evaluation sliding measures it on "
+        "the reference model, with dense attention; a period that was committed ahead takes none there, one at least "
+        "here",
         "the period ends when the window's R leftmost positions are committed; a longer run of committed tokens waits "
         "for the next period, so that all swaps have one size",
         "commits right of the period are kept, although they were made beside masks that a block-causal model has not "
