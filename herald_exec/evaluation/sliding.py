@@ -1,9 +1,9 @@
 """What a sliding window does to a block-causal model: accuracy and steps a period, with dense attention.
 
-The decoding half of method ``herald-sliding``: the window holds ``window_blocks`` blocks, tokens may be committed in all
-of it, it slides by one block when its first is committed, and that block's clean KV comes from one more forward, in
-which the rest of the window goes along. Nothing is selected or moved here, so that whatever is lost is the schedule's.
-The steps of each period are what ``herald-sim run --method herald-sliding --steps-file`` wants to know.
+The decoding half of method ``herald-sliding``: the window holds ``window_blocks`` blocks, tokens may be committed in
+all of it, it slides by one block when its first is committed, and that block's clean KV comes from one more forward, in
+which the rest of the window goes along. Nothing is selected or moved here, so that what is lost is the schedule's. The
+steps of each period are what ``herald-sim run --method herald-sliding --steps-file`` wants to know.
 """
 
 import json
