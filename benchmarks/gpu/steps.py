@@ -151,19 +151,11 @@ def attention(bench: Bench, cell: Cell) -> dict[str, Any]:
     for length in (int(0.05 * cell.context) + 32, cell.context):
         keys, values = (torch.randn(batch, kv, length + 64, dim, **make) for _ in "kv")
         lengths = torch.full_like(rows, length)
-        for splits, block_m, block_n, warps, stages in (
-            (1, 128, 64, 8, 2),
-            (1, 128, 64, 8, 3),
-            (1, 128, 128, 8, 2),
-            (1, 128, 32, 8, 3),
-            (1, 64, 64, 4, 2),
-            (1, 64, 64, 4, 3),
-            (1, 64, 128, 4, 2),
-            (2, 64, 64, 4, 2),
-            (2, 128, 64, 8, 2),
-            (2, 128, 64, 8, 3),
-            (2, 128, 128, 8, 2),
-        ):
+        now = launch_shape(batch * kv, length)["splits"]
+        cuts = dict.fromkeys((now, 1, 2, 3, 4, 6)) if length == cell.context else dict.fromkeys((now, 1, 2))
+        shapes = [(splits, 128, 64, 8, 3) for splits in cuts]
+        shapes += [(now, 128, 64, 8, 4), (now, 128, 128, 8, 3), (now, 128, 32, 8, 4), (now, 64, 64, 4, 3)]
+        for splits, block_m, block_n, warps, stages in shapes:
             options = {
                 "splits": splits,
                 "block_m": block_m,
@@ -183,8 +175,9 @@ def attention(bench: Bench, cell: Cell) -> dict[str, Any]:
             found[name] = {"ms": median(times), "kv_tb_s": moved / median(times) / 1e9}
         # A draft step: two lanes a row, side by side or far apart.
         twice = [torch.cat([part, part]) for part in (q, *own, rows, lengths)]
-        for paired in (False, True):
-            shaped = {"paired": paired, **launch_shape(2 * batch * kv, length)}
+        now = launch_shape(2 * batch * kv, length)["splits"]
+        for paired, splits in dict.fromkeys(((False, now), (True, now), (True, 1), (True, 2))):
+            shaped = {"paired": paired, "splits": splits}
             times = timed_ms(
                 bench,
                 lambda k=keys, v=values, t=twice, o=shaped: attend_lanes(t[0], k, v, (t[1], t[2]), t[3], t[4], **o),
@@ -192,7 +185,7 @@ def attention(bench: Bench, cell: Cell) -> dict[str, Any]:
                 2,
             )
             moved = 2 * batch * kv * (length + block) * dim * 2
-            found[f"{length}: draft step, paired {paired}"] = {
+            found[f"{length}: draft step, paired {paired}, splits {splits}"] = {
                 "ms": median(times),
                 "kv_tb_s": moved / median(times) / 1e9,
             }

@@ -20,12 +20,16 @@ from herald_exec.models.layers import Rotary
 from herald_exec.pools import KV
 from herald_exec.session import Session
 
-PROGRAMS_WANTED = 264
-"""Programs of an attention launch that give every multiprocessor of an H100 or H200 two; long reads take twice that."""
-LONG = 4096
-"""Keys from which reading them outweighs the rest of the launch."""
+MULTIPROCESSORS = 132
+"""Of an H100 SXM or H200: each runs one program of an attention launch at a time, so programs come in waves."""
+FIXED_KEYS = (96, 340)
+"""What a program costs besides its keys, in keys: its queries, own block and output; with splits, parts and merge too.
+
+From the times of one and two splits over 1,670 keys on an H200 (0.120 and 0.133 ms at 320 pairs).
+"""
 KEYS_PER_SPLIT = 256
 """Fewest keys that are worth a split of their own."""
+MOST_SPLITS = 32
 
 
 class LaneForward:
@@ -129,9 +133,12 @@ class LaneForward:
 def launch_shape(pairs: int, capacity: int) -> dict[str, int]:
     """How attention of ``pairs`` of (lane, KV head) over up to ``capacity`` keys is cut into programs.
 
-    Measured on an H200 at 320 pairs: 1,670 keys are read fastest without a split and two stages of loads in flight
-    (0.165 ms), 32,768 with two splits and three stages (1.57 ms, 3.4 TB/s; 2.33 with two stages).
+    The cut whose waves take least: waves of programs times the keys of one and what it costs besides. On an H200 at 320
+    pairs two splits read 32,768 keys at 3.4 TB/s, one at 3.0: five waves of half the keys, not three of all of them.
     """
-    long = capacity >= LONG
-    wanted = -(-(2 if long else 1) * PROGRAMS_WANTED // pairs)
-    return {"splits": max(1, min(wanted, capacity // KEYS_PER_SPLIT, 32)), "num_stages": 3 if long else 2}
+
+    def cost(splits: int) -> float:
+        waves = -(-pairs * splits // MULTIPROCESSORS)
+        return waves * (capacity / splits + FIXED_KEYS[splits > 1])
+
+    return {"splits": min(range(1, max(1, min(capacity // KEYS_PER_SPLIT, MOST_SPLITS)) + 1), key=cost)}

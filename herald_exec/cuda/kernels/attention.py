@@ -13,6 +13,8 @@ from torch import Tensor
 from herald_exec.models.layers import Rotary
 
 _LOG2_E = 1.4426950408889634
+_SHARED_BYTES = 192 << 10
+"""Shared memory that a program may count on: an H100 or H200 has 227 KiB."""
 
 
 @triton.jit
@@ -332,7 +334,7 @@ def attend_lanes(
     block_m: int | None = None,
     block_n: int | None = None,
     num_warps: int = 8,
-    num_stages: int = 2,
+    num_stages: int | None = None,
 ) -> Tensor:
     """Attention of lanes to ``lengths`` entries of their storage rows and to their own block.
 
@@ -353,6 +355,8 @@ def attend_lanes(
         keys leave device memory once. Only the order of the programs depends on it.
     block_m, block_n
         Query rows and keys of a tile; ``None`` takes what was fastest on an H200 (fp32: what fits).
+    num_stages
+        Tiles of keys on their way at a time; ``None``: three, or two where three do not fit a multiprocessor.
 
     Returns
     -------
@@ -365,6 +369,9 @@ def attend_lanes(
     wide = q.dtype == torch.float32
     block_m = min(max(16, triton.next_power_of_2(m)), block_m or (64 if wide else 128))
     block_n = block_n or (32 if wide else 64)
+    if num_stages is None:
+        tiles_bytes = (3 * 2 * block_n + block_m) * dim * q.element_size()
+        num_stages = 3 if tiles_bytes <= _SHARED_BYTES else 2
     out = q.new_empty(lanes * block, kv * group * dim)
     part_out, part_lse = out, out
     if splits > 1:

@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed; it comes with the CUDA builds of PyTorch")
 
+from herald_exec.cuda.forward import launch_shape
 from herald_exec.cuda.kernels.attention import attend_lanes, place_heads
 from herald_exec.cuda.kernels.experts import join_experts, permute_tokens, route_tokens, split_router
 from herald_exec.cuda.kernels.head import Head
@@ -202,3 +203,13 @@ def test_the_head_gives_argmax_and_softmax_without_the_forbidden_token(chunk, de
     allowed[:, forbidden] = -torch.inf
     assert torch.equal(token, allowed.argmax(-1))
     assert error(confidence, logits.softmax(-1).gather(1, token[:, None])[:, 0]) < 1e-5
+
+
+@pytest.mark.parametrize("pairs", [4, 96, 152, 320, 640])
+@pytest.mark.parametrize("keys", [100, 1702, 32800])
+def test_a_launch_is_cut_so_that_its_waves_are_no_longer_than_uncut(pairs, keys):
+    splits = launch_shape(pairs, keys)["splits"]
+    assert 1 <= splits <= max(1, keys // 256)
+    waves = [-(-pairs * cut // 132) * keys / cut for cut in (1, splits)]
+    assert waves[1] <= waves[0]
+    assert launch_shape(4, 32800)["splits"] == 32
