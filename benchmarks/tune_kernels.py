@@ -14,8 +14,8 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,61 +23,73 @@ from herald_exec import kernels
 from herald_exec.kernels import GatherTuning, SelectOptions, Tuning, _core
 from herald_exec.kernels.dispatch import tier_index
 from herald_exec.kernels.measuring import KV_HEADS, KernelBench, Variant, cpu_model
+from herald_exec.kernels.selection import PHASES
 
 T = Tuning
-Way = Callable[[], float]
+Way = Callable[[], "Sample"]
 
-#: name -> tuning; each change alone, then together
-SCANS: dict[str, Tuning] = {
-    "no prefetch": T(),
-    "V during K, K during V": T(distance=1),
-    "V during K, near": T(distance=1, near=True),
-    "1 page": T(distance=2),
-    "2 pages": T(distance=4),
-    "2 pages, 4 streams": T(distance=4, streams=4),
-    "1 page, 4 streams": T(distance=2, streams=4),
-    "2 pages, turned": T(distance=4, turned=True),
-    "2 pages, warm 256": T(distance=4, warm=256),
-    "4 pages": T(distance=8),
+
+@dataclass(frozen=True)
+class Sample:
+    """One call: its rate, and the shares of thread time by phase where the call has phases."""
+
+    gb_s: float
+    shares: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Scan:
+    """One way to select: a tuning, on the best tier or on the widest without matrix tiles, and options."""
+
+    tuning: Tuning
+    plain: bool = False
+    options: SelectOptions = field(default_factory=SelectOptions)
+
+
+#: The memory system: what is asked for, when, in which order.
+SCANS: dict[str, Scan] = {
+    "no prefetch": Scan(T(), plain=True),
+    "1 page": Scan(T(distance=2), plain=True),
+    "2 pages": Scan(T(distance=4), plain=True),
+    "2 pages, turned": Scan(T(distance=4, turned=True), plain=True),
+    "1 page, 4 streams": Scan(T(distance=2, streams=4), plain=True),
+    "1 page, 4 streams, turned": Scan(T(distance=2, streams=4, turned=True), plain=True),
+    "tiles, 1 page": Scan(T(distance=2, tiles=True)),
+    "tiles, 2 pages": Scan(T(distance=4, tiles=True)),
+    "tiles, 1 page, turned": Scan(T(distance=2, tiles=True, turned=True)),
+    "tiles, 1 page, 4 streams": Scan(T(distance=2, tiles=True, streams=4)),
 }
-#: tiers with matrix tiles besides
-TILED: dict[str, Tuning] = {
-    "tiles, no prefetch": T(tiles=True),
-    "tiles, V during K": T(distance=1, tiles=True),
-    "tiles, V during K, near": T(distance=1, tiles=True, near=True),
-    "tiles, 1 page": T(distance=2, tiles=True),
-    "tiles, 2 pages": T(distance=4, tiles=True),
-    "tiles, 1 page, late": T(distance=2, late=True, tiles=True),
-    "tiles, 2 pages, late": T(distance=4, late=True, tiles=True),
-    "tiles, 1 page, late, near": T(distance=2, late=True, tiles=True, near=True),
-    "tiles, 1 page, late, turned": T(distance=2, late=True, turned=True, tiles=True),
-    "tiles, 1 page, late, 4 streams": T(distance=2, late=True, streams=4, tiles=True),
-    "tiles, 1 page, late, turned, warm": T(distance=2, late=True, turned=True, tiles=True, warm=256),
-    "tiles, 1 page, late, turned, warm, 4 streams": T(
-        distance=2, late=True, turned=True, tiles=True, warm=256, streams=4
-    ),
+#: Options beyond the paper add single rows: of candidates, of what was selected.
+ROWS: dict[str, Scan] = {
+    "no prefetch": Scan(T(rows_ahead=0), plain=True),
+    "1 page": Scan(T(distance=2), plain=True),
+    "2 pages, 4 streams": Scan(T(distance=4, streams=4), plain=True),
+    "tiles, 1 page": Scan(T(distance=2, tiles=True)),
+    "tiles, 2 pages": Scan(T(distance=4, tiles=True)),
+    "tiles, 4 pages": Scan(T(distance=8, tiles=True)),
+    "tiles, 2 pages, 4 streams": Scan(T(distance=4, tiles=True, streams=4)),
+    "tiles, 2 pages, rows 0": Scan(T(distance=4, tiles=True, rows_ahead=0)),
+    "tiles, 2 pages, rows 12": Scan(T(distance=4, tiles=True, rows_ahead=12)),
+    "tiles, 2 pages, rows 64": Scan(T(distance=4, tiles=True, rows_ahead=64)),
+    "tiles, 2 pages, pairs": Scan(T(distance=4, tiles=True, pairs=True)),
+    "tiles, 2 pages, rows 64, pairs": Scan(T(distance=4, tiles=True, rows_ahead=64, pairs=True)),
 }
-#: options beyond the paper, by name of the scan they run with
-OPTIONS = ("no prefetch", "1 page", "2 pages", "2 pages, 4 streams", "tiles, 1 page", "tiles, 2 pages")
+CANDIDATES = (1.1, 1.25, 2.0)
 GATHERS: dict[str, GatherTuning] = {
-    f"ahead {ahead}, {level}{', scattered' * scattered}{'' if streaming else ', through the cache'}": GatherTuning(
-        ahead, level, scattered, streaming
+    f"ahead {ahead}, {level}{', scattered' * scattered}{', pairs' * pairs}": GatherTuning(
+        ahead, level, scattered, True, pairs
     )
-    for ahead, level, scattered, streaming in (
-        (0, "first", False, True),
-        (4, "first", False, True),
+    for ahead, level, scattered, pairs in (
+        (0, "first", False, False),
+        (8, "first", False, False),
+        (16, "first", False, False),
+        (32, "second", True, False),
         (8, "first", False, True),
         (16, "first", False, True),
         (32, "first", False, True),
         (16, "second", False, True),
         (32, "second", False, True),
         (64, "second", False, True),
-        (16, "once", False, True),
-        (8, "first", True, True),
-        (16, "first", True, True),
-        (32, "second", True, True),
-        (16, "first", False, False),
-        (32, "second", False, False),
     )
 }
 
@@ -98,10 +110,10 @@ def huge_kib(address: int) -> int:
     return -1
 
 
-def rounds(ways: dict[str, Way], ceiling: Way, seconds: float) -> dict[str, list[float]]:
+def rounds(ways: dict[str, Way], ceiling: Callable[[], float], seconds: float) -> dict[str, list[Sample]]:
     """GB/s of each way and the ceiling (``""``) in rounds of a random order until the time is spent; three at least."""
     rng = np.random.default_rng(0)
-    found: dict[str, list[float]] = {name: [] for name in ("", *ways)}
+    found: dict[str, list[Sample]] = {name: [] for name in ("", *ways)}
     for way in ways.values():
         way()
     end = time.monotonic() + seconds
@@ -109,7 +121,7 @@ def rounds(ways: dict[str, Way], ceiling: Way, seconds: float) -> dict[str, list
         before = ceiling()
         for name in rng.permutation(list(ways)):
             found[name].append(ways[name]())
-        found[""].append((before + ceiling()) / 2)
+        found[""].append(Sample((before + ceiling()) / 2))
     return found
 
 
@@ -119,12 +131,16 @@ def read_gb_s(bench: KernelBench, threads: int) -> float:
     return nbytes / _core.read_seconds(tier_index(), bench.pool.address, nbytes, threads) / 1e9
 
 
-def table(title: str, found: dict[str, list[float]]) -> list[dict[str, object]]:
+def table(title: str, found: dict[str, list[Sample]]) -> list[dict[str, object]]:
     """Print and return one part's rows, best first."""
-    ceilings = found.pop("")
+    ceilings = [sample.gb_s for sample in found.pop("")]
     print(f"\n{title}: ceiling {statistics.median(ceilings):.1f} GB/s, {len(ceilings)} rounds")
     rows = []
-    for name, rates in found.items():
+    for name, samples in found.items():
+        rates = [sample.gb_s for sample in samples]
+        shares = [
+            round(statistics.median(each), 4) for each in zip(*(sample.shares for sample in samples), strict=True)
+        ]
         ratios = [rate / most for rate, most in zip(rates, ceilings, strict=True)]
         quarter = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
         rows.append(
@@ -133,42 +149,57 @@ def table(title: str, found: dict[str, list[float]]) -> list[dict[str, object]]:
                 "gb_s": round(statistics.median(rates), 2),
                 "of_ceiling": round(quarter[1], 4),
                 "quartiles": [round(quarter[0], 4), round(quarter[2], 4)],
+                "phase_shares": dict(zip(PHASES, shares, strict=True)) if shares else {},
             }
         )
     rows.sort(key=lambda row: -float(str(row["of_ceiling"])))
     for row in rows:
         low, high = row["quartiles"]
-        print(f"  {row['of_ceiling']:.3f} [{low:.3f} {high:.3f}] {row['gb_s']:7.1f}  {row['variant']}")
+        split = " ".join(f"{share:6.1%}" for share in dict(row["phase_shares"]).values())
+        print(f"  {row['of_ceiling']:.3f} [{low:.3f} {high:.3f}] {row['gb_s']:7.1f}  {row['variant']:42} {split}")
     return [{"part": title, **row} for row in rows]
 
 
 def scan_ways(
-    bench: KernelBench, threads: int, x: int, *, key_only: bool = False, keys8: bool = False
+    bench: KernelBench, threads: int, x: int, scans: dict[str, Scan], *, keys8: bool = False
 ) -> dict[str, Way]:
     """One call a variant: GB/s over enough heads for every thread, always of K and V, whatever is really read."""
     best = kernels.usable_tiers()[-1]
     wide = [tier for tier in kernels.usable_tiers() if tier.startswith("avx512")]
-    plain = wide[0] if wide else best
     rows = min(bench.rows, 1 if threads == 1 else max(1, 8 * threads // KV_HEADS))
-    chosen = {f"{plain}: {name}": (plain, tuning) for name, tuning in SCANS.items()}
-    if best == "amx":
-        chosen |= {f"{best}: {name}": (best, tuning) for name, tuning in TILED.items()}
-    if key_only or keys8 or x > 1:
-        chosen = {name: way for name, way in chosen.items() if name.partition(": ")[2] in OPTIONS}
 
-    def way(tier: str, tuning: Tuning) -> Way:
-        variant = Variant("", tier, x, threads, SelectOptions(key_only=key_only, tuning=tuning), keys8)
+    def way(tier: str, scan: Scan) -> Way:
+        variant = Variant("", tier, x, threads, replace(scan.options, tuning=scan.tuning), keys8)
 
-        def measure() -> float:
-            seconds, _found = bench.run(variant, rows)
-            return rows * bench.row_bytes / seconds / 1e9
+        def measure() -> Sample:
+            seconds, found = bench.run(variant, rows)
+            shares = found.phase_seconds / found.phase_seconds.sum()
+            return Sample(rows * bench.row_bytes / seconds / 1e9, tuple(map(float, shares)))
 
         return measure
 
-    return {name: way(*each) for name, each in chosen.items()}
+    ways: dict[str, Way] = {}
+    for name, scan in scans.items():
+        tier = wide[0] if scan.plain and wide else best
+        if not scan.tuning.tiles or best == "amx":
+            ways[f"{tier}: {name}"] = way(tier, scan)
+    return ways
 
 
-def gather_ways(bench: KernelBench, threads: int) -> tuple[dict[str, Way], Way, kernels.PagedKV]:
+def with_options(scans: dict[str, Scan], options: SelectOptions) -> dict[str, Scan]:
+    """The same ways with other options."""
+    return {name: replace(scan, options=options) for name, scan in scans.items()}
+
+
+def fewer_candidates() -> dict[str, Scan]:
+    """8-bit keys with other numbers of candidates."""
+    tuning = Tuning(distance=4, tiles="amx" in kernels.usable_tiers())
+    return {
+        f"2 pages, candidates {times}": Scan(tuning, options=SelectOptions(candidates=times)) for times in CANDIDATES
+    }
+
+
+def gather_ways(bench: KernelBench, threads: int) -> tuple[dict[str, Way], Callable[[], float], kernels.PagedKV]:
     """GB/s of payload of each gather, of a copy of as many bytes, and the buffers' owner."""
     rows = min(bench.rows // 2 or 1, max(1, 8 * threads // KV_HEADS))
     _seconds, found = bench.run(Variant("", kernels.usable_tiers()[-1], 1, threads), rows)
@@ -180,12 +211,12 @@ def gather_ways(bench: KernelBench, threads: int) -> tuple[dict[str, Way], Way, 
     place = [0]
 
     def way(tuning: GatherTuning) -> Way:
-        def measure() -> float:
+        def measure() -> Sample:
             slots = (np.arange(rows) + place[0]) % bench.rows
             place[0] += rows
             start = time.perf_counter()
             kernels.gather(bench.pool, 0, slots, found, *out, threads=threads, tuning=tuning)
-            return payload / (time.perf_counter() - start) / 1e9
+            return Sample(payload / (time.perf_counter() - start) / 1e9)
 
         return measure
 
@@ -210,24 +241,39 @@ def main() -> None:
     size = f"{bench.pool.nbytes / 2**30:.1f} GiB, {huge / 2**20:.1f} GiB of it in huge pages"
     print(f"{cpu_model()}; {threads} threads; pool {size}")
     rows: list[dict[str, object]] = []
-    parts: list[tuple[float, str, int, int, dict[str, Any]]] = [
-        (0.36, f"scan, x = 1, {threads} threads", threads, 1, {}),
-        (0.2, "scan, x = 1, one thread", 1, 1, {}),
-        (0.1, f"key-only, x = 1, {threads} threads", threads, 1, {"key_only": True}),
-        (0.1, f"8-bit keys, x = 1, {threads} threads", threads, 1, {"keys8": True}),
-        (0.1, f"scan, x = 2, {threads} threads", threads, 2, {}),
+    few = {name: SCANS[name] for name in ("1 page", "tiles, 1 page", "tiles, 2 pages")}
+    few["tiles, 1 page, turned"] = SCANS["tiles, 1 page, turned"]
+    one = few | {"2 pages, turned": SCANS["2 pages, turned"]}
+    every = {name: Scan(T(distance=distance)) for name, distance in (("no prefetch", 0), ("on", 4))}
+    parts: list[tuple[float, str, int, int, dict[str, Scan], bool]] = [
+        (0.2, f"scan, x = 1, {threads} threads", threads, 1, SCANS, False),
+        (0.08, "scan, x = 1, one thread", 1, 1, one, False),
+        (
+            0.17,
+            f"key-only, x = 1, {threads} threads",
+            threads,
+            1,
+            with_options(ROWS, SelectOptions(key_only=True)),
+            False,
+        ),
+        (0.17, f"8-bit keys, x = 1, {threads} threads", threads, 1, ROWS | fewer_candidates(), True),
+        (0.07, f"scan, x = 2, {threads} threads", threads, 2, few, False),
+        (0.06, f"scan, x = 4, {threads} threads", threads, 4, every, False),
+        (0.06, f"scan, x = 8, {threads} threads", threads, 8, every, False),
+        (0.07, f"scan, x = 32, {threads} threads", threads, 32, every, False),
     ]
-    for share, title, count, x, more in parts:
+    print("phases: " + ", ".join(PHASES))
+    for share, title, count, x, scans, keys8 in parts:
         kernels.set_tier(kernels.usable_tiers()[-1])
-        ways = scan_ways(bench, count, x, **more)
+        ways = scan_ways(bench, count, x, scans, keys8=keys8)
         found = rounds(ways, lambda count=count: read_gb_s(bench, count), share * options.seconds)
         rows += table(title, found)
     kernels.set_tier(None)
     ways, copy, _keep = gather_ways(bench, threads)
-    rows += table(f"gather, {threads} threads", rounds(ways, copy, 0.14 * options.seconds))
+    rows += table(f"gather, {threads} threads", rounds(ways, copy, 0.12 * options.seconds))
     if options.out:
         result = {
-            "schema": "herald.kernel-tuning/1",
+            "schema": "herald.kernel-tuning/2",
             "cpu": cpu_model(),
             "cpus": os.cpu_count(),
             "threads": threads,

@@ -21,7 +21,7 @@ from . import _core
 from .bandwidth import memcpy_gb_s, peak_gflops
 from .dispatch import active_tier, capabilities, set_tier, usable_tiers
 from .measuring import BUDGET, GROUP, HEAD_DIM, KV_HEADS, QUERIES, KernelBench, Variant, cpu_model, plan
-from .selection import gather, kernel_kind, topk
+from .selection import PHASES, gather, kernel_kind, topk
 from .store import PagedKV
 from .tuning import default_tuning
 
@@ -66,11 +66,8 @@ def _row(variant: Variant, context: int, roofs: dict[str, dict[str, float]]) -> 
         "gflops": gflops,
         "roof": roof,
         "of_roof": gflops / roofs[variant.tier][roof],
-        "phase_shares": {name: float(share) for name, share in zip(_PHASES, phases, strict=True)},
+        "phase_shares": {name: float(share) for name, share in zip(PHASES, phases, strict=True)},
     }
-
-
-_PHASES = ("attention", "importance", "topk")
 
 
 def bench_gather(bench: KernelBench, threads: int, repeats: int) -> dict[str, Any]:
@@ -199,7 +196,7 @@ def show_bench(result: dict[str, Any], text: Console) -> None:
     """The measured table for a person."""
     ceilings = ", ".join(f"{t} threads {v['median']:.1f}" for t, v in result["read_gb_s"].items())
     text.print(f"{result['cpu']}; DRAM read GB/s: {ceilings}")
-    table = Table("kernel", "rows", "GB/s", "of read ceiling", "GFLOP/s", "of roof", "importance", "top-k")
+    table = Table("kernel", "rows", "GB/s", "of read ceiling", "GFLOP/s", "of roof", *PHASES)
     for row in result["kernels"]:
         shares = row["phase_shares"]
         table.add_row(
@@ -209,8 +206,7 @@ def show_bench(result: dict[str, Any], text: Console) -> None:
             f"{row['of_read_ceiling']:.3f}",
             f"{row['gflops']:.0f}",
             f"{row['of_roof']:.2f} {row['roof']}",
-            f"{shares['importance']:.1%}",
-            f"{shares['topk']:.1%}",
+            *(f"{shares[name]:.1%}" for name in PHASES),
         )
     text.print(table)
     for row in result["topk"]:

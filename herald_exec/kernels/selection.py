@@ -16,6 +16,8 @@ from .tuning import GatherTuning, Tuning, default_gather_tuning, default_tuning
 
 Store = PagedKV | FlatKV
 _PV = {"auto": 0, "f32": 1, "bf16": 2}
+#: Where time goes: the scan; importance of every position; top-k; exact scores of 8-bit keys' candidates; output.
+PHASES = ("scan", "importance", "topk", "rescore", "output")
 MAX_ROWS = 1024  # query rows of one KV head: x times the group
 
 
@@ -101,7 +103,7 @@ class Selection:
     importance
         With ``keep_importance``: fp32 ``[rows, kv_heads, longest]``, zero behind a row's length.
     phase_seconds
-        With ``measure``: attention, importance, top-k, summed over the threads.
+        With ``measure``: seconds of each of :data:`PHASES`, summed over the threads.
     """
 
     output: npt.NDArray[Any]
@@ -109,7 +111,7 @@ class Selection:
     counts: npt.NDArray[np.int32]
     status: npt.NDArray[np.uint8]
     importance: npt.NDArray[Any] | None = None
-    phase_seconds: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(3))
+    phase_seconds: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(PHASES)))
 
 
 def _per_row(value: Any, rows: int, name: str) -> npt.NDArray[np.int64]:
@@ -279,7 +281,7 @@ def select(
     importance = None
     if options.keep_importance:
         importance = np.zeros((rows, store.num_kv_heads, longest), np.float32)
-    phases = np.zeros(3)
+    phases = np.zeros(len(PHASES))
     done = _core.select(
         tier_index(),
         store.view,

@@ -45,6 +45,10 @@ class Tuning:
         Prefetch into the first cache instead of the second.
     warm
         KiB of the next head's KV that are asked for while importance is summed.
+    rows_ahead
+        Single rows (K of candidates, V of what was selected) asked for ahead of use.
+    pairs
+        Every second line of those rows only: the processor fetches the neighbour of a line by itself.
     """
 
     distance: int = 0
@@ -54,9 +58,11 @@ class Tuning:
     tiles: bool = False
     near: bool = False
     warm: int = 0
+    rows_ahead: int = 32
+    pairs: bool = False
 
     def __post_init__(self) -> None:
-        _checked({"distance": (0, 128), "streams": (1, 8), "warm": (0, 4096)}, self)
+        _checked({"distance": (0, 128), "streams": (1, 8), "warm": (0, 4096), "rows_ahead": (0, 256)}, self)
 
     def numbers(self) -> tuple[int, ...]:
         """As the extension takes them."""
@@ -77,12 +83,15 @@ class GatherTuning:
         Lines of a row asked for out of order, so that hardware prefetchers do not fetch on behind it.
     streaming
         Stores past the cache, where the buffers are 64-byte aligned.
+    pairs
+        Every second line of a row only: the processor fetches the neighbour of a line by itself.
     """
 
     ahead: int = 16
     level: str = "first"
     scattered: bool = False
     streaming: bool = True
+    pairs: bool = False
 
     def __post_init__(self) -> None:
         _checked({"ahead": (0, 256)}, self)
@@ -91,7 +100,7 @@ class GatherTuning:
 
     def numbers(self) -> tuple[int, ...]:
         """As the extension takes them."""
-        return self.ahead, _LEVELS.index(self.level), int(self.scattered), int(self.streaming)
+        return self.ahead, _LEVELS.index(self.level), int(self.scattered), int(self.streaming), int(self.pairs)
 
 
 def parse_tuning(text: str, base: Tuning) -> Tuning:

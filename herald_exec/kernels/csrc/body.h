@@ -22,6 +22,8 @@
 #define START_TILES(args, scratch) NULL
 #define QK_TILES(args, tiles, k, n, p, ahead) 0
 #define STOP_TILES() ((void)0)
+#define START_INT8_TILES(args, q, dim, scratch) NULL
+#define INT8_TILES(args, tiles, k, unit, p, ahead) ((void)0)
 #endif
 
 /* 2^x for x <= 0; below 2^-100 it is 0, so that no denormal slows the products. Relative error 2e-7; NaN stays. */
@@ -292,8 +294,8 @@ static void FN(pv_few)(const char *v, int64_t stride, int n, const float *p, int
 static inline int FN(padded)(int head_dim) { return (int)herald_round_up((size_t)head_dim, CHUNK_FLOATS); }
 static size_t FN(scratch_bytes)(int rows, int head_dim) {
     size_t lanes = herald_round_up((size_t)rows, W), dim = (size_t)FN(padded)(head_dim);
-    /* queries, outputs (either order), one widened tile, a tile of scores, scale, and a spare line each */
-    return sizeof(float) * (2 * lanes * dim + HERALD_TILE * (dim + lanes) + lanes) + 5 * 64;
+    /* queries, outputs (either order), taken rows and a widened tile, a tile of scores, scale, and a spare line each */
+    return sizeof(float) * (2 * lanes * dim + HERALD_TILE * (2 * dim + lanes) + lanes) + 6 * 64;
 }
 static char *FN(take)(char **from, size_t bytes) {
     char *here = *from;
@@ -363,6 +365,9 @@ static void FN(attend_few)(const herald_attend *args) {
 
 /* ---- FEW on 8-bit keys ---- */
 
+/* 127 x 256 + 127: the most that splits into a high and a low signed byte. */
+#define INT16_STEPS 32639.0f
+
 /* Queries rounded to 16 bits, [rows][padded]; unit[row] is the size of one step, score = unit * scale of the key * sum. */
 static void FN(pack_int16)(const float *from, int rows, int head_dim, int padded, int16_t *to, float *unit) {
     for (int row = 0; row < rows; row++, from += head_dim, to += padded) {
@@ -371,8 +376,8 @@ static void FN(pack_int16)(const float *from, int rows, int head_dim, int padded
             float size = from[c] < 0 ? -from[c] : from[c];
             if (!(size <= most)) most = size; /* NaN is taken */
         }
-        unit[row] = most / 32767.0f;
-        float per = most > 0.0f && most < __builtin_inff() ? 32767.0f / most : 0.0f;
+        unit[row] = most / INT16_STEPS;
+        float per = most > 0.0f && most < __builtin_inff() ? INT16_STEPS / most : 0.0f;
         for (int c = 0; c < padded; c++) to[c] = c < head_dim ? (int16_t)__builtin_lrintf(from[c] * per) : 0;
     }
 }
@@ -411,6 +416,7 @@ static void FN(scan_int8)(const herald_attend *args) {
     float *unit = (float *)FN(take)(&scratch, sizeof(float) * (size_t)rows);
     float *factor = (float *)FN(take)(&scratch, sizeof(float) * (size_t)rows);
     FN(pack_int16)(args->q, rows, args->head_dim, dim, q, unit);
+    char *tiles = START_INT8_TILES(args, q, dim, &scratch);
     for (int row = 0; row < rows; row++) args->m[row] = HERALD_SCORE_MIN, args->l[row] = 0.0f;
     for (int64_t first = 0, tile = 0; first < args->num_keys; first += HERALD_TILE, tile++) {
         int n = (int)(args->num_keys - first < HERALD_TILE ? args->num_keys - first : HERALD_TILE);
@@ -419,7 +425,8 @@ static void FN(scan_int8)(const herald_attend *args) {
         const char *next = ahead_tiles ? k + ahead_tiles * args->stream.tile_bytes : NULL;
         float *p = (float *)(args->p + (size_t)tile * FN(p_tile_few)(rows));
         prefetch ahead = prefetch_of(next, args->stream.tile_bytes, HERALD_TILE / QK_KEYS * steps, &args->tuning);
-        for (int row = 0; row < rows; row += 4, ahead.lines = 0) {
+        if (tiles) INT8_TILES(args, tiles, k, unit, p, next);
+        for (int row = 0; row < rows && !tiles; row += 4, ahead.lines = 0) {
             const int16_t *qr = q + row * dim;
             float *sr = p + row * HERALD_TILE;
             switch (rows - row) {
@@ -429,7 +436,7 @@ static void FN(scan_int8)(const herald_attend *args) {
                 default: qk_int8_rows(k, stride, n, qr, steps, 4, sr, ahead);
             }
         }
-        for (int row = 0; row < rows; row++)
+        for (int row = 0; row < rows && !tiles; row++)
             for (int j = 0; j < HERALD_TILE; j += W) {
                 float *s = p + row * HERALD_TILE + j;
                 vf_store(s, vf_mul(vf_load(s), vf_mul(vf_load(scale + j), vf_set1(unit[row]))));
@@ -437,17 +444,63 @@ static void FN(scan_int8)(const herald_attend *args) {
         FN(softmax_few)(p, n, rows, args->m, args->l, factor);
         memcpy(args->p_max + tile * rows, args->m, sizeof(float) * (size_t)rows);
     }
+    if (tiles) STOP_TILES();
 }
 
-/* s[row * 64 + i] = exact score of up to 64 contiguous rows of K. */
-static void FN(score)(const char *k, int dtype, int head_dim, int count, const float *q, int rows, float *s,
-                      char *scratch) {
-    int dim = FN(padded)(head_dim), chunks = dim / CHUNK_FLOATS;
+/* ---- single rows: candidates' K, selected entries' V ---- */
+
+INLINE const char *row_at(const char *first, const herald_attend *args, int64_t position, int64_t bytes) {
+    return first + position / HERALD_TILE * args->stream.tile_bytes + position % HERALD_TILE * bytes;
+}
+
+INLINE void ask_for_row(const char *row, int64_t bytes, int64_t step, int near) {
+    if (near)
+        for (int64_t i = 0; i < bytes; i += step) __builtin_prefetch(row + i, 0, 3);
+    else
+        for (int64_t i = 0; i < bytes; i += step) __builtin_prefetch(row + i, 0, 2);
+}
+
+/* Rows at positions [first, first + some) of `total`, contiguous; every row taken asks for one further on. */
+static void FN(take_rows)(const herald_attend *args, const char *base, const int32_t *positions, int64_t first, int some,
+                          int64_t total, char *to) {
+    int64_t bytes = (int64_t)args->head_dim * herald_element_bytes(args->dtype), ahead = args->tuning.rows_ahead;
+    int64_t step = args->tuning.pairs ? 128 : 64;
+    for (int64_t i = 0; first == 0 && i < ahead && i < total; i++)
+        ask_for_row(row_at(base, args, positions[i], bytes), bytes, step, args->tuning.near);
+    for (int64_t i = first; i < first + some; i++, to += bytes) {
+        if (ahead && i + ahead < total)
+            ask_for_row(row_at(base, args, positions[i + ahead], bytes), bytes, step, args->tuning.near);
+        copy_block(to, row_at(base, args, positions[i], bytes), bytes, 0);
+    }
+}
+
+static void FN(score)(const herald_attend *args, const int32_t *positions, int64_t count, int64_t more, const float *m,
+                      float *weight, int64_t stride) {
+    int rows = args->rows, dim = FN(padded)(args->head_dim), chunks = dim / CHUNK_FLOATS;
+    int direct = dim == args->head_dim && args->dtype != HERALD_FP16, bf16 = direct && args->dtype == HERALD_BF16;
+    int64_t bytes = (int64_t)args->head_dim * herald_element_bytes(args->dtype);
+    char *scratch = args->scratch;
+    float *q = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(rows * dim));
+    char *taken = FN(take)(&scratch, sizeof(float) * (size_t)(HERALD_TILE * dim));
     float *wide = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(HERALD_TILE * dim));
-    float *packed = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(rows * dim));
-    FN(pack)(q, rows, head_dim, dim, 0, packed);
-    FN(widen)(k, dtype, head_dim, count, wide, dim);
-    FN(qk_few)((const char *)wide, dim * (int64_t)sizeof(float), count, packed, chunks, rows, 0, s, (prefetch){0});
+    float *s = (float *)FN(take)(&scratch, FN(p_tile_few)(rows));
+    FN(pack)(args->q, rows, args->head_dim, dim, bf16, q);
+    char *tiles = START_TILES(args, &scratch);
+    for (int64_t first = 0; first < count; first += HERALD_TILE) {
+        int n = (int)(count - first < HERALD_TILE ? count - first : HERALD_TILE);
+        const char *k = taken;
+        FN(take_rows)(args, args->stream.k, positions, first, n, count + more, taken);
+        if (!direct) FN(widen)(k, args->dtype, args->head_dim, n, wide, dim), k = (const char *)wide;
+        if (!tiles || !QK_TILES(args, tiles, k, n, s, NULL))
+            FN(qk_few)(k, direct ? bytes : dim * (int64_t)sizeof(float), n, q, chunks, rows, bf16, s, (prefetch){0});
+        for (int row = 0; row < rows; row++) {
+            float *p = s + row * HERALD_TILE;
+            for (int j = n; j < HERALD_TILE; j++) p[j] = 0.0f;
+            for (int j = 0; j < n; j += W) vf_store(p + j, vf_exp2(vf_sub(vf_load(p + j), vf_set1(m[row]))));
+            memcpy(weight + row * stride + first, p, sizeof(float) * (size_t)n);
+        }
+    }
+    if (tiles) STOP_TILES();
 }
 
 /* Factor of each row for one tile; a row whose l is not finite carries its NaN into the importance. */
@@ -494,15 +547,27 @@ static void FN(weights_few)(const herald_attend *args, const float *m, const int
     }
 }
 
-static void FN(accumulate)(const char *v, int dtype, int head_dim, int count, const float *weight, int rows, float *o,
-                           char *scratch) {
-    int dim = FN(padded)(head_dim), chunks = dim / CHUNK_FLOATS;
+static void FN(accumulate)(const herald_attend *args, const int32_t *positions, int64_t count, int64_t more,
+                           const float *weight, int64_t stride) {
+    int rows = args->rows, dim = FN(padded)(args->head_dim), chunks = dim / CHUNK_FLOATS;
+    int direct = dim == args->head_dim && args->dtype != HERALD_FP16, bf16 = direct && args->dtype == HERALD_BF16;
+    int64_t bytes = (int64_t)args->head_dim * herald_element_bytes(args->dtype);
+    char *scratch = args->scratch;
+    float *o = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(rows * dim));
+    char *taken = FN(take)(&scratch, sizeof(float) * (size_t)(HERALD_TILE * dim));
     float *wide = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(HERALD_TILE * dim));
-    float *sum = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(rows * dim));
-    FN(pack)(o, rows, head_dim, dim, 0, sum);
-    FN(widen)(v, dtype, head_dim, count, wide, dim);
-    FN(pv_few)((const char *)wide, dim * (int64_t)sizeof(float), count, weight, chunks, rows, 0, sum, NULL, 0);
-    FN(unpack)(sum, rows, head_dim, dim, 0, o);
+    float *p = (float *)FN(take)(&scratch, FN(p_tile_few)(rows));
+    FN(pack)(args->o, rows, args->head_dim, dim, bf16, o);
+    for (int64_t first = 0; first < count; first += HERALD_TILE) {
+        int n = (int)(count - first < HERALD_TILE ? count - first : HERALD_TILE);
+        const char *v = taken;
+        FN(take_rows)(args, args->stream.v, positions, first, n, count + more, taken);
+        for (int row = 0; row < rows; row++)
+            memcpy(p + row * HERALD_TILE, weight + row * stride + first, sizeof(float) * (size_t)n);
+        if (!direct) FN(widen)(v, args->dtype, args->head_dim, n, wide, dim), v = (const char *)wide;
+        FN(pv_few)(v, direct ? bytes : dim * (int64_t)sizeof(float), n, p, chunks, rows, bf16, o, NULL, 0);
+    }
+    FN(unpack)(o, rows, args->head_dim, dim, bf16, args->o);
 }
 
 /* ---- MANY ----------------------------------------------------------------------------------------------------- */

@@ -52,7 +52,7 @@ static int has_avx512bf16(void) {
     return has_avx512() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
 }
 
-/* CPUID leaf 7: AMX-BF16 is EDX bit 22, AMX-TILE bit 24; XCR0 bits 17 and 18 say that the system saves tiles; permission
+/* CPUID leaf 7: AMX-BF16, -TILE and -INT8 are EDX bits 22, 24, 25; XCR0 bits 17 and 18 say that the system saves tiles; permission
  * (Linux 5.16) is asked once per process, before the workers start, and inherited by them. */
 static int has_amx(void) {
     static int answer = -1;
@@ -63,7 +63,7 @@ static int has_amx(void) {
     __asm__ volatile("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(1), "c"(0));
     if (!(c >> 27 & 1)) return answer = 0; /* OSXSAVE: xgetbv is allowed */
     __asm__ volatile("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(7), "c"(0));
-    if (!(d >> 22 & 1) || !(d >> 24 & 1)) return answer = 0;
+    if (!(d >> 22 & 1) || (d >> 24 & 3) != 3) return answer = 0;
     __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     if ((low >> 17 & 3) != 3) return answer = 0;
     return answer = syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18L /* tile data */) == 0;

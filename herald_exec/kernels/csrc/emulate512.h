@@ -217,6 +217,7 @@ EM em_si em_pack_bf16(em_ps low, em_ps high) {
 #undef _tile_loadd
 #undef _tile_stored
 #undef _tile_dpbf16ps
+#undef _tile_dpbssd
 #define _mm512_loadu_ps em_loadu_ps
 #define _mm512_storeu_ps em_storeu_ps
 #define _mm512_loadu_si512 em_loadu_si
@@ -289,6 +290,7 @@ static __thread struct {
 #define _tile_loadd(t, base, stride) em_tile_load(t, base, stride)
 #define _tile_stored(t, base, stride) em_tile_store(t, base, stride)
 #define _tile_dpbf16ps(c, a, b) em_tile_dp(c, a, b)
+#define _tile_dpbssd(c, a, b) em_tile_dp_int8(c, a, b)
 EM void em_tile_load(int t, const void *base, size_t stride) {
     LANES memcpy(em_tiles[t].row[i], (const char *)base + (size_t)i * stride, 64);
 }
@@ -306,6 +308,16 @@ EM void em_tile_dp(int c, int a, int b) {
             for (int n = 0; n < 16; n++)
                 sum[n] += em_bf16(left[2 * k]) * em_bf16(right[2 * n]) + em_bf16(left[2 * k + 1]) * em_bf16(right[2 * n + 1]);
         }
+        memcpy(em_tiles[c].row[i], sum, 64);
+    }
+}
+EM void em_tile_dp_int8(int c, int a, int b) {
+    LANES {
+        int32_t sum[16];
+        memcpy(sum, em_tiles[c].row[i], 64);
+        for (int k = 0; k < 64; k++)
+            for (int n = 0; n < 16; n++)
+                sum[n] += (int8_t)em_tiles[a].row[i][k] * (int8_t)em_tiles[b].row[k / 4][4 * n + k % 4];
         memcpy(em_tiles[c].row[i], sum, 64);
     }
 }

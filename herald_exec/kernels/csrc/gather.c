@@ -17,8 +17,8 @@ static inline const char *row_of(herald_stream stream, const char *first, int32_
 
 /* `level` is a constant of the compiler: 0 nearest cache, 1 second, 2 nearest and gone after use. Two neighbouring lines in
  * order make the hardware fetch on beyond the row, which is read for nothing: `scattered` asks for far ones first. */
-INLINE void ask(const char *row, int64_t bytes, int level, int scattered) {
-    for (int64_t i = 0; i < bytes; i += 64) {
+INLINE void ask(const char *row, int64_t bytes, int level, int scattered, int64_t step) {
+    for (int64_t i = 0; i < bytes; i += step) {
         const char *line = row + (scattered ? (i * 3 + 64) % bytes : i);
         if (level == 0) __builtin_prefetch(line, 0, 3);
         else if (level == 1) __builtin_prefetch(line, 0, 2);
@@ -28,10 +28,11 @@ INLINE void ask(const char *row, int64_t bytes, int level, int scattered) {
 
 static void ask_for(const char *k, const char *v, int64_t bytes, const herald_gather_tuning *tuning) {
     int scattered = tuning->scattered && bytes % 64 == 0 && bytes % 192;
+    int64_t step = tuning->pairs ? 128 : 64;
     switch (tuning->level) {
-        case 0: ask(k, bytes, 0, scattered), ask(v, bytes, 0, scattered); break;
-        case 1: ask(k, bytes, 1, scattered), ask(v, bytes, 1, scattered); break;
-        default: ask(k, bytes, 2, scattered), ask(v, bytes, 2, scattered);
+        case 0: ask(k, bytes, 0, scattered, step), ask(v, bytes, 0, scattered, step); break;
+        case 1: ask(k, bytes, 1, scattered, step), ask(v, bytes, 1, scattered, step); break;
+        default: ask(k, bytes, 2, scattered, step), ask(v, bytes, 2, scattered, step);
     }
 }
 

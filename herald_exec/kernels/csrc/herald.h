@@ -62,6 +62,8 @@ typedef struct {
     int tiles;    /* scores of few rows on matrix tiles, where the tier has them */
     int near;     /* prefetch into the first cache, not the second */
     int warm;     /* at most these KiB of the next unit's KV asked for while this one's importance is summed */
+    int rows_ahead; /* single rows (of candidates, of what was selected) asked for ahead of use */
+    int pairs;    /* every second line of those rows: the processor fetches the neighbour of a line by itself */
 } herald_tuning;
 
 /* Attention of `rows` query rows over one chunk. p and p_max keep what importance needs (layout private to the kind);
@@ -96,12 +98,14 @@ typedef struct herald_tier {
     size_t (*p_tile_bytes[HERALD_KINDS])(int rows);
     size_t (*p_max_floats[HERALD_KINDS])(int rows); /* per tile */
     size_t (*scratch_bytes)(int rows, int head_dim);
-    /* o[row][d] += sum over i of weight[row * 64 + i] * v[i][d], v a tile of fewer than or exactly 64 rows. */
-    void (*accumulate)(const char *v, int dtype, int head_dim, int count, const float *weight, int rows, float *o,
-                       char *scratch);
-    /* The same scan of 8-bit keys (no output), and exact scores of rows of K: s[row * 64 + i]. */
+    /* The same scan of 8-bit keys (no output). */
     void (*scan_int8)(const herald_attend *);
-    void (*score)(const char *k, int dtype, int head_dim, int count, const float *q, int rows, float *s, char *scratch);
+    /* Single rows at ascending positions; `more` positions follow the `count`, which are asked for in time.
+     * score: weight[row * stride + i] = 2^(score - m[row]) from K; accumulate: args->o[row] += weight[row][i] * v[i]. */
+    void (*score)(const herald_attend *, const int32_t *positions, int64_t count, int64_t more, const float *m,
+                  float *weight, int64_t stride);
+    void (*accumulate)(const herald_attend *, const int32_t *positions, int64_t count, int64_t more,
+                       const float *weight, int64_t stride);
     /* Positions with key >= threshold in ascending order; returns how many. Room for `length` + 16 in both outputs. */
     int64_t (*collect)(const float *values, int64_t length, uint32_t threshold, uint32_t *keys, int32_t *positions);
     void (*widen)(const char *row, int dtype, int head_dim, float *to); /* one row; `to` holds 256 */
@@ -143,7 +147,9 @@ void *herald_map(size_t bytes); /* 2 MiB aligned, huge pages advised, untouched;
 void herald_unmap(void *memory, size_t bytes);
 double herald_seconds(void);
 
-/* select.c */
+/* select.c. Where time goes: the scan of K and V (or of K, or of 8-bit keys), importance of every position, top-k, exact
+ * scores of candidates, output (from selected entries where the scan made none). */
+enum { HERALD_SCAN, HERALD_IMPORTANCE, HERALD_TOPK, HERALD_RESCORE, HERALD_OUTPUT, HERALD_PHASES };
 typedef struct {
     const herald_tier *tier;
     const herald_kv *kv, *draft;          /* draft may be NULL */
@@ -163,7 +169,7 @@ typedef struct {
     float *importance;                    /* [rows][kv_heads][importance_stride] or NULL */
     int64_t importance_stride;
     int threads;
-    double *phase_seconds;                /* [3] attention, importance, top-k summed over threads, or NULL */
+    double *phase_seconds;                /* [HERALD_PHASES] summed over threads, or NULL */
 } herald_select_args;
 int herald_select(const herald_select_args *args); /* 0, or -1 when memory is short */
 
@@ -177,6 +183,7 @@ typedef struct {
     int level;     /* 0: first cache, 1: second, 2: first, not kept */
     int scattered; /* lines of a row in an order that hardware prefetchers do not follow */
     int streaming; /* stores past the cache, where addresses allow */
+    int pairs;     /* every second line of a row: the processor fetches the neighbour of a line by itself */
 } herald_gather_tuning;
 typedef struct {
     const herald_tier *tier;

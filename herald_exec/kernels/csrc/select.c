@@ -25,14 +25,14 @@ typedef struct {
     _Atomic int64_t left;
 } unit;
 
-typedef struct {
+typedef struct job {
     const herald_select_args *args;
     unit *units;
     int64_t num_units;
     int rows, group, kind, split, failed;
     int64_t chunk; /* tokens */
     size_t p_tile, p_max_tile; /* bytes, floats */
-    _Atomic int64_t phase_ns[3];
+    _Atomic int64_t phase_ns[HERALD_PHASES];
 } job;
 
 /* What one unit keeps until its last task: laid out in one piece of memory. */
@@ -68,11 +68,13 @@ static char *carve(char **from, size_t bytes) {
     return here;
 }
 
-/* With 8-bit keys: candidates and their weights twice, and a tile of keys and of scores. A budget may be the length. */
+#define GROUP_ROWS 512 /* single rows whose weights are worked on at once */
+
+/* Weights of a group of single rows; with 8-bit keys candidates and their weights twice. A budget may be the length. */
 static size_t candidate_bytes(const job *job, int64_t length) {
-    size_t rows = (size_t)job->rows, dim = (size_t)job->args->kv->head_dim;
-    if (!job->args->keys8) return 0;
-    return ((size_t)length + 16) * (2 + 2 * rows) * 4 + HERALD_TILE * (dim + 3 * rows) * sizeof(float) + 16 * 64;
+    size_t rows = (size_t)job->rows, group = rows * GROUP_ROWS * sizeof(float) + 8 * 64;
+    if (!job->args->keys8) return job->args->key_only ? group : 0;
+    return ((size_t)length + 16) * (2 + 2 * rows) * 4 + group;
 }
 
 /* Thread memory beside a unit's own: queries, tier scratch, a p tile for drafts, and what finishing needs. */
@@ -82,7 +84,7 @@ static size_t task_bytes(const job *job, int64_t length) {
     size_t padded = (size_t)tiles_of(length) * HERALD_TILE;
     return rows * dim * sizeof(float) + args->tier->scratch_bytes(job->rows, args->kv->head_dim) + job->p_tile +
            2 * padded * sizeof(float) + herald_topk_scratch_bytes(length) + 4 * rows * (dim + 64) * sizeof(float) +
-           HERALD_TILE * dim * sizeof(float) + job->p_max_tile * sizeof(float) + 32 * 64 + candidate_bytes(job, length);
+           job->p_max_tile * sizeof(float) + 32 * 64 + candidate_bytes(job, length);
 }
 
 static void pack_queries(const job *job, const unit *unit, float *q) {
@@ -177,42 +179,45 @@ static void merge(const job *job, const unit *unit, const unit_memory *memory, i
     }
 }
 
-/* Rows `first` .. `first + some` of a list of positions, contiguous; the next tile of them is asked for. */
-static void copy_rows(const herald_select_args *args, const char *base, const herald_stream *stream,
-                      const int32_t *positions, int64_t first, int some, int64_t count, char *to) {
-    int64_t bytes = (int64_t)args->kv->head_dim * herald_element_bytes(args->kv->dtype);
-#define ROW(at) (base + (at) / HERALD_TILE * stream->tile_bytes + (at) % HERALD_TILE * bytes)
-    for (int64_t i = first + HERALD_TILE; i < first + 2 * HERALD_TILE && i < count; i++)
-        for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(ROW(positions[i]) + b);
-    for (int i = 0; i < some; i++) args->tier->copy_row(to + i * bytes, ROW(positions[first + i]), bytes, 0);
-#undef ROW
+/* For a unit's single rows of K and V; `o` is added to. */
+static herald_attend single_rows(const job *job, const unit *unit, const float *q, float *o, char *scratch) {
+    const herald_select_args *args = job->args;
+    herald_attend attend = {.dtype = args->kv->dtype, .head_dim = args->kv->head_dim, .rows = job->rows, .q = q, .o = o,
+                            .scratch = scratch, .tuning = args->tuning};
+    attend.stream = herald_stream_of(args->kv, args->layer, args->slots[unit->row], unit->head);
+    return attend;
 }
 
-/* `known` weights [row][i], or NULL: those of the scan. Key-only: add the selected entries' V and renormalise over what was seen (selected, draft, own key). */
+/* Sixteen sums side by side, so that no addition waits for the one before. */
+static float sum_of(const float *x, int64_t n) {
+    float part[16] = {0}, sum = 0.0f;
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        for (int lane = 0; lane < 16; lane++) part[lane] += x[i + lane];
+    for (; i < n; i++) sum += x[i];
+    for (int lane = 0; lane < 16; lane++) sum += part[lane];
+    return sum;
+}
+
+/* Key-only: add the selected entries' V and renormalise over what was seen (selected, draft, own key). `known` weights
+ * [row][i], or NULL: those of the scan. */
 static void output_from_selected(const job *job, const unit *unit, const unit_memory *memory, const int32_t *indices,
-                                 int64_t count, const float *known, const float *m, float *l, float *o,
-                                 char **scratch) {
+                                 int64_t count, const float *known, const float *m, float *l, float *o, char *scratch) {
     const herald_select_args *args = job->args;
-    int dim = args->kv->head_dim, rows = job->rows;
-    int64_t bytes = (int64_t)dim * herald_element_bytes(args->kv->dtype);
-    char *values = carve(scratch, (size_t)(HERALD_TILE * bytes));
-    float *weights = (float *)carve(scratch, sizeof(float) * HERALD_TILE * (size_t)rows);
-    herald_stream stream = herald_stream_of(args->kv, args->layer, args->slots[unit->row], unit->head);
+    int rows = job->rows;
+    float *weights = (float *)carve(&scratch, sizeof(float) * GROUP_ROWS * (size_t)rows);
     herald_attend all = attend_of(job, unit, memory, 0, NULL, NULL);
+    herald_attend selected = single_rows(job, unit, NULL, o, scratch);
     memset(l, 0, sizeof(float) * (size_t)rows);
     for (int64_t part = unit->chunks; part < unit->parts; part++)
         for (int row = 0; row < rows; row++)
             l[row] += memory->l[part * rows + row] * exp2f(memory->m[part * rows + row] - m[row]);
-    for (int64_t first = 0; first < count; first += HERALD_TILE) {
-        int some = (int)(count - first < HERALD_TILE ? count - first : HERALD_TILE);
-        copy_rows(args, stream.v, &stream, indices, first, some, count, values);
-        if (known)
-            for (int row = 0; row < rows; row++)
-                for (int i = 0; i < some; i++) weights[row * HERALD_TILE + i] = known[row * count + first + i];
-        else args->tier->weights[job->kind](&all, m, indices + first, some, weights, HERALD_TILE);
-        for (int row = 0; row < rows; row++)
-            for (int i = 0; i < some; i++) l[row] += weights[row * HERALD_TILE + i];
-        args->tier->accumulate(values, args->kv->dtype, dim, some, weights, rows, o, *scratch);
+    for (int64_t first = 0; first < count; first += GROUP_ROWS) {
+        int64_t some = count - first < GROUP_ROWS ? count - first : GROUP_ROWS, stride = known ? count : GROUP_ROWS;
+        const float *now = known ? known + first : weights;
+        if (!known) args->tier->weights[job->kind](&all, m, indices + first, (int)some, weights, GROUP_ROWS);
+        for (int row = 0; row < rows; row++) l[row] += sum_of(now + row * stride, some);
+        args->tier->accumulate(&selected, indices + first, some, count - first - some, now, stride);
     }
 }
 
@@ -221,31 +226,22 @@ static void output_from_selected(const job *job, const unit *unit, const unit_me
  * 8-bit scores. */
 static void score_candidates(const job *job, const unit *unit, const unit_memory *memory, const float *q,
                              const int32_t *candidates, int64_t count, const float *m, float *l, float *weights,
-                             float *importance, char **scratch) {
-    const herald_select_args *args = job->args;
-    int dim = args->kv->head_dim, rows = job->rows;
-    int64_t bytes = (int64_t)dim * herald_element_bytes(args->kv->dtype);
-    char *keys = carve(scratch, (size_t)(HERALD_TILE * bytes));
-    float *old = (float *)carve(scratch, sizeof(float) * HERALD_TILE * (size_t)rows);
-    float *score = (float *)carve(scratch, sizeof(float) * HERALD_TILE * (size_t)rows);
-    herald_stream stream = herald_stream_of(args->kv, args->layer, args->slots[unit->row], unit->head);
+                             float *importance, char *scratch) {
+    int rows = job->rows;
+    float *old = (float *)carve(&scratch, sizeof(float) * GROUP_ROWS * (size_t)rows);
     herald_attend all = attend_of(job, unit, memory, 0, NULL, NULL);
-    for (int64_t first = 0; first < count; first += HERALD_TILE) {
-        int some = (int)(count - first < HERALD_TILE ? count - first : HERALD_TILE);
-        copy_rows(args, stream.k, &stream, candidates, first, some, count, keys);
-        args->tier->score(keys, args->kv->dtype, dim, some, q, rows, score, *scratch);
-        args->tier->weights[job->kind](&all, m, candidates + first, some, old, HERALD_TILE);
+    herald_attend exact = single_rows(job, unit, q, NULL, scratch);
+    job->args->tier->score(&exact, candidates, count, 0, m, weights, count);
+    for (int64_t first = 0; first < count; first += GROUP_ROWS) {
+        int some = (int)(count - first < GROUP_ROWS ? count - first : GROUP_ROWS);
+        job->args->tier->weights[job->kind](&all, m, candidates + first, some, old, GROUP_ROWS);
         for (int row = 0; row < rows; row++)
-            for (int i = 0; i < some; i++) {
-                float exact = exp2f(score[row * HERALD_TILE + i] - m[row]);
-                weights[row * count + first + i] = exact;
-                l[row] += exact - old[row * HERALD_TILE + i];
-            }
+            l[row] += sum_of(weights + row * count + first, some) - sum_of(old + row * GROUP_ROWS, some);
     }
-    for (int64_t i = 0; i < count; i++) {
-        float sum = 0.0f;
-        for (int row = 0; row < rows; row++) sum += weights[row * count + i] / l[row];
-        importance[i] = sum;
+    memset(importance, 0, sizeof(float) * (size_t)count);
+    for (int row = 0; row < rows; row++) {
+        float inverse = 1.0f / l[row];
+        for (int64_t i = 0; i < count; i++) importance[i] += weights[row * count + i] * inverse;
     }
 }
 
@@ -260,9 +256,12 @@ static void smooth(const float *from, int64_t length, int width, float *to) {
     }
 }
 
-static void add_phase(job *job, int phase, double since) {
-    if (job->args->phase_seconds)
-        atomic_fetch_add(&job->phase_ns[phase], (int64_t)((herald_seconds() - since) * 1e9));
+/* The time since `since` goes to a phase; returns now. */
+static double add_phase(const job *job, int phase, double since) {
+    if (!job->args->phase_seconds) return since;
+    double now = herald_seconds();
+    atomic_fetch_add(&((struct job *)job)->phase_ns[phase], (int64_t)((now - since) * 1e9));
+    return now;
 }
 
 /* Output of a unit in the caller's order; 1 when anything is not finite. */
@@ -307,7 +306,7 @@ static int64_t num_candidates(const herald_select_args *args, int64_t length, in
 /* Candidates by 8-bit scores, the best of them by exact ones. Returns how many; known: their weights [row][i]. */
 static int64_t select_among_candidates(const job *job, const unit *unit, const unit_memory *memory, const float *q,
                                        float *importance, const float *m, float *l, int32_t *indices, char *topk,
-                                       float **known, char **scratch) {
+                                       float **known, char **scratch, double *start) {
     const herald_select_args *args = job->args;
     int64_t budget = args->budgets[unit->row], wanted = num_candidates(args, unit->length, budget), rows = job->rows;
     int32_t *candidates = (int32_t *)carve(scratch, sizeof(int32_t) * (size_t)(wanted + 16));
@@ -315,7 +314,9 @@ static int64_t select_among_candidates(const job *job, const unit *unit, const u
     float *exact = (float *)carve(scratch, sizeof(float) * (size_t)(wanted + 16));
     *known = (float *)carve(scratch, sizeof(float) * (size_t)(wanted * rows));
     int64_t found = herald_topk(args->tier, importance, unit->length, wanted, topk, candidates);
-    score_candidates(job, unit, memory, q, candidates, found, m, l, weights, exact, scratch);
+    *start = add_phase(job, HERALD_TOPK, *start);
+    score_candidates(job, unit, memory, q, candidates, found, m, l, weights, exact, *scratch);
+    *start = add_phase(job, HERALD_RESCORE, *start);
     int64_t count = herald_topk(args->tier, exact, found, budget, topk, indices);
     for (int64_t i = 0; i < count; i++) {
         for (int64_t row = 0; row < rows; row++) (*known)[row * count + i] = weights[row * found + indices[i]];
@@ -349,32 +350,30 @@ static void finish(job *job, const unit *unit, const unit_memory *memory, const 
     }
     if (args->smoothing > 1) smooth(importance, unit->length, args->smoothing, ranked = smoothed);
     int64_t at = unit->row * args->kv->num_heads + unit->head;
-    add_phase(job, 1, start);
-    start = herald_seconds();
+    start = add_phase(job, HERALD_IMPORTANCE, start);
     int64_t budget = args->budgets[unit->row];
     int32_t *indices = args->indices + at * args->max_k;
     float *known = NULL;
     int64_t count = args->keys8 ? select_among_candidates(job, unit, memory, q, importance, m, l, indices, topk, &known,
-                                                          &scratch)
+                                                          &scratch, &start)
                     : args->paper_like ? herald_topk_heap(ranked, unit->length, budget, topk, indices)
                                        : herald_topk(tier, ranked, unit->length, budget, topk, indices);
     if (args->importance)
         memcpy(args->importance + at * args->importance_stride, ranked, sizeof(float) * (size_t)unit->length);
     args->counts[at] = (int32_t)count;
     for (int64_t i = count; i < args->max_k; i++) indices[i] = -1;
-    add_phase(job, 2, start);
-    start = herald_seconds();
+    start = add_phase(job, HERALD_TOPK, start);
     int bad = 0;
     for (size_t row = 0; row < rows; row++) bad |= unit->parts && !(isfinite(l[row]) && l[row] > 0.0f);
     if (key_only && unit->length)
-        output_from_selected(job, unit, memory, indices, count, known, m, l, o, &scratch);
+        output_from_selected(job, unit, memory, indices, count, known, m, l, o, scratch);
     if (key_only && unit->length && count == 0 && unit->parts == unit->chunks) {
         memset(o, 0, sizeof(float) * rows * dim); /* nothing selected, nothing else seen: zeros, as for no keys at all */
         for (size_t row = 0; row < rows; row++) l[row] = 1.0f;
     }
     bad |= write_output(job, unit, l, o);
     args->status[at] = (uint8_t)bad;
-    add_phase(job, 0, start);
+    add_phase(job, HERALD_OUTPUT, start);
 }
 
 static void run_task(void *context, int64_t task) {
@@ -404,7 +403,7 @@ static void run_task(void *context, int64_t task) {
         attend_draft(job, unit, &memory, q, tier_scratch, draft_p);
         if (args->self_k) attend_self(job, unit, &memory, q);
     }
-    add_phase(job, 0, start);
+    add_phase(job, HERALD_SCAN, start);
     if (atomic_fetch_sub(&unit->left, 1) == 1) finish(job, unit, &memory, q, tier_scratch);
 }
 
@@ -467,7 +466,7 @@ int herald_select(const herald_select_args *given) {
     herald_parallel(run_task, &job, tasks, args.threads);
     if (workspace) herald_workspace_give(workspace, got);
     free(job.units);
-    for (int phase = 0; args.phase_seconds && phase < 3; phase++)
+    for (int phase = 0; args.phase_seconds && phase < HERALD_PHASES; phase++)
         args.phase_seconds[phase] = 1e-9 * (double)job.phase_ns[phase];
     return job.failed ? -1 : 0;
 }

@@ -16,6 +16,11 @@ static int herald_amx_qk_tiles(const herald_attend *args, char *tiles, const cha
 #define START_TILES(args, scratch) herald_amx_start_tiles(args, scratch)
 #define QK_TILES(args, tiles, k, n, p, ahead) herald_amx_qk_tiles(args, tiles, k, n, p, ahead)
 #define STOP_TILES() _tile_release()
+static char *herald_amx_start_int8(const herald_attend *args, const int16_t *q, int dim, char **scratch);
+static void herald_amx_int8_tiles(const herald_attend *args, const char *tiles, const char *k, const float *unit, float *p,
+                                  const char *ahead);
+#define START_INT8_TILES(args, q, dim, scratch) herald_amx_start_int8(args, q, dim, scratch)
+#define INT8_TILES(args, tiles, k, unit, p, ahead) herald_amx_int8_tiles(args, tiles, k, unit, p, ahead)
 #include "bf16_dot.h"
 
 #define BLOCK 256 /* keys between two passes over the output tiles */
@@ -150,6 +155,92 @@ static int herald_amx_qk_tiles(const herald_attend *args, char *tiles, const cha
         }
     }
     return vf_hsum(nan) == 0.0f;
+}
+
+/* ---- few rows: 8-bit keys ----
+ *
+ * A 16-bit query is 256 x high byte + low byte, both signed: integer sums, so the very scores of the vector path.
+ */
+
+/* Q tiles [four rows][64 d]: row = four of d, column = byte * 4 + query row; then room for scores. */
+static char *herald_amx_start_int8(const herald_attend *args, const int16_t *q, int dim, char **scratch) {
+    int blocks = dim / 64, fours = (args->rows + 3) / 4;
+    if (!args->tuning.tiles || dim % 64) return NULL;
+    char *tiles = FN(take)(scratch, (size_t)fours * (size_t)blocks * TILE_BYTES + KEYS * 64);
+    memset(tiles, 0, (size_t)fours * (size_t)blocks * TILE_BYTES);
+    for (int row = 0; row < args->rows; row++)
+        for (int c = 0; c < dim; c++) {
+            int8_t low = (int8_t)(q[row * dim + c] & 255), high = (int8_t)((q[row * dim + c] - low) >> 8);
+            char *tile = tiles + (row / 4 * blocks + c / 64) * TILE_BYTES + c % 64 / 4 * 64 + c % 4;
+            tile[row % 4 * 4] = (char)high;
+            tile[(4 + row % 4) * 4] = (char)low;
+        }
+    FN(configure)();
+    return tiles;
+}
+
+/* Scores of a whole tile of keys; those behind the last are masked later. */
+static void herald_amx_int8_tiles(const herald_attend *args, const char *tiles, const char *k, const float *unit, float *p,
+                                  const char *ahead) {
+    int stride = HERALD_INT8_ROW(args->head_dim), blocks = stride / 64, fours = (args->rows + 3) / 4;
+    const float *scale = (const float *)(k + KEYS * stride);
+    char *scores = (char *)tiles + fours * blocks * TILE_BYTES;
+    prefetch lines = prefetch_of(ahead, KEYS * (stride + 4), 4 * blocks + KEYS / 4, &args->tuning);
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    for (int four = 0; four < fours; four++, lines.lines = 0, p += 4 * KEYS) {
+        const char *q = tiles + four * blocks * TILE_BYTES;
+        int rows = args->rows - 4 * four, step = 0;
+        MEMORY_BARRIER();
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int block = 0; block < blocks; block++, q += TILE_BYTES) {
+            const char *left = k + block * 64;
+            _tile_loadd(4, q, 64);
+            _tile_loadd(5, left, (size_t)stride);
+            _tile_dpbssd(0, 5, 4);
+            prefetch_step(lines, step++);
+            _tile_loadd(6, left + 16 * stride, (size_t)stride);
+            _tile_dpbssd(1, 6, 4);
+            prefetch_step(lines, step++);
+            _tile_loadd(7, left + 32 * stride, (size_t)stride);
+            _tile_dpbssd(2, 7, 4);
+            prefetch_step(lines, step++);
+            _tile_loadd(5, left + 48 * stride, (size_t)stride);
+            _tile_dpbssd(3, 5, 4);
+            prefetch_step(lines, step++);
+        }
+        _tile_stored(0, scores, 64);
+        _tile_stored(1, scores + TILE_BYTES, 64);
+        _tile_stored(2, scores + 2 * TILE_BYTES, 64);
+        _tile_stored(3, scores + 3 * TILE_BYTES, 64);
+        MEMORY_BARRIER();
+        for (int key = 0; key < KEYS; key += 16) {
+            vf of_keys[4]; /* four keys each: part = query row, lane = key */
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++) { /* 128-bit parts: high sums and low sums of four rows */
+                const char *s = scores + (key + 4 * i) * 64;
+                __m512i a = _mm512_loadu_si512(s), b = _mm512_loadu_si512(s + 64);
+                __m512i c = _mm512_loadu_si512(s + 128), d = _mm512_loadu_si512(s + 192);
+                __m512i ab = _mm512_shuffle_i32x4(a, b, 0x44), cd = _mm512_shuffle_i32x4(c, d, 0x44);
+                __m512i high = _mm512_slli_epi32(_mm512_shuffle_i32x4(ab, cd, 0x88), 8);
+                vf sum = vf_from_int(_mm512_add_epi32(high, _mm512_shuffle_i32x4(ab, cd, 0xdd)));
+                of_keys[i] = _mm512_permutexvar_ps(order, sum);
+                prefetch_step(lines, step++);
+            }
+            vf scales = vf_load(scale + key);
+            vf a = _mm512_shuffle_f32x4(of_keys[0], of_keys[1], 0x44), b = _mm512_shuffle_f32x4(of_keys[2], of_keys[3], 0x44);
+            vf c = _mm512_shuffle_f32x4(of_keys[0], of_keys[1], 0xee), d = _mm512_shuffle_f32x4(of_keys[2], of_keys[3], 0xee);
+            vf row0 = _mm512_shuffle_f32x4(a, b, 0x88), row1 = _mm512_shuffle_f32x4(a, b, 0xdd);
+            vf row2 = _mm512_shuffle_f32x4(c, d, 0x88), row3 = _mm512_shuffle_f32x4(c, d, 0xdd);
+            const float *units = unit + 4 * four;
+            vf_store(p + key, vf_mul(row0, vf_mul(scales, vf_set1(units[0]))));
+            if (rows > 1) vf_store(p + KEYS + key, vf_mul(row1, vf_mul(scales, vf_set1(units[1]))));
+            if (rows > 2) vf_store(p + 2 * KEYS + key, vf_mul(row2, vf_mul(scales, vf_set1(units[2]))));
+            if (rows > 3) vf_store(p + 3 * KEYS + key, vf_mul(row3, vf_mul(scales, vf_set1(units[3]))));
+        }
+    }
 }
 
 /* ---- 16 and more rows ---- */
