@@ -26,7 +26,7 @@ from herald_pipeline.hardware import Profile
 from herald_pipeline.model import ModelShape
 from herald_pipeline.units import GB, NS_PER_S
 
-_RUNS = 3
+_RUNS, _RUNS_QUICK = 3, 2
 FEW, MANY = 1, 4
 """Requests of the two short runs."""
 _STAGES = {"select": "select", "gather": "gather", "h2d": "upload"}
@@ -41,7 +41,10 @@ def measure(bench: Bench, part: Part) -> list[Value]:
     shape = replace(bench.shape, vocab_size=256, mask_token_id=255, eos_token_ids=())
     model = random_model(shape, device=bench.device, dtype=bench.dtype)
     points = {rows: _point(bench, rows) for rows in (FEW, MANY)}
-    runs = [{rows: _timings(bench, model, point) for rows, point in points.items()} for _ in range(_RUNS)]
+    runs = [
+        {rows: _timings(bench, model, point) for rows, point in points.items()}
+        for _ in range(_RUNS_QUICK if bench.quick else _RUNS)
+    ]
     for number, run in enumerate(runs):
         for rows, timings in run.items():
             part.rows += [
@@ -60,7 +63,7 @@ def measure(bench: Bench, part: Part) -> list[Value]:
     about = points[FEW]
     note = (
         f"{about.method}, {about.context} tokens, {FEW} and {MANY} requests, beside the main stream; "
-        f"least of {_RUNS} medians, less what rates foretell"
+        f"least of {len(runs)} medians, less what rates foretell"
     )
     return [*fixed_costs(medians, expected, note), *_down(bench, shape, medians, note)]
 
@@ -135,7 +138,7 @@ def _point(bench: Bench, rows: int) -> Point:
         2 * bench.block_length,
         rows,
         steps=2,
-        blocks=8,
+        blocks=6,
         block_length=bench.block_length,
         kv_dtype=str(bench.kv_dtype),
     )

@@ -377,5 +377,7 @@ _RETRIEVAL_STAGES = frozenset(
     {"project", "select", "finish", "exact_layer", "gather", "upload", "fetch", "proxy", "score", "rebuild", "retrieve"}
 )
 """The retrieval latency of Fig. 14: selection and everything until its entries are on the device."""
-FORWARD_STAGES = frozenset({"denoise", "decide", "exact_step", "select_step", "step_layer"})
+FORWARD_STAGES = frozenset(
+    {"denoise", "decide", "exact_step", "select_step", "step_layer", "step_project", "step_attend", "step_finish"}
+)
 """Model forwards of the main stream: Fig. 14's main latency."""

@@ -43,6 +43,9 @@ STAGE_COLORS = {
     "rebuild": "#c9a227",
     "fold": "#7f6000",
     "retrieve": "#ff9da6",
+    "step_project": "#4c78a8",
+    "step_attend": "#e45756",
+    "step_finish": "#72b7b2",
 }
 RESOURCE_COLORS = {"selection": "#54a24b", "link": "#f58518", "cpu": "#e45756", "dram": "#b279a2", "gpu": "#4c78a8"}
 """By a word of the resource's name."""

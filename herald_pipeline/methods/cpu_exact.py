@@ -9,7 +9,10 @@ from herald_pipeline.stages import Edge, LaunchShape, Rows, Section, Stage, Temp
 
 
 def step_stages(parts: Parts) -> tuple[Stage, ...]:
-    """Project on the GPU, attend on the CPU, finish on the GPU: one after another, nothing overlaps."""
+    """Project on the GPU, attend on the CPU, finish on the GPU: one after another, nothing overlaps.
+
+    The actions are those of a selection pass; the names are not, because this is the forward itself and no retrieval.
+    """
     forward, block = parts.forward, parts.settings.block_length
 
     def project(shape: LaunchShape, _: int | None) -> Work:
@@ -24,7 +27,7 @@ def step_stages(parts: Parts) -> tuple[Stage, ...]:
 
     return (
         Stage(
-            "project",
+            "step_project",
             "project",
             "main",
             "gpu",
@@ -35,7 +38,7 @@ def step_stages(parts: Parts) -> tuple[Stage, ...]:
             completes=(Access("clean"),),
         ),
         Stage(
-            "select",
+            "step_attend",
             "select",
             "main",
             "cpu",
@@ -45,7 +48,7 @@ def step_stages(parts: Parts) -> tuple[Stage, ...]:
             reads=(FULL_PREFIX, Access("query")),
             writes=(Access("output"),),
         ),
-        Stage("finish", "finish", "main", "gpu", finish, parts.layers, Rows.RUNNING, reads=(Access("output"),)),
+        Stage("step_finish", "finish", "main", "gpu", finish, parts.layers, Rows.RUNNING, reads=(Access("output"),)),
     )
 
 
@@ -58,7 +61,7 @@ def build(parts: Parts) -> tuple[Template, tuple[Pool, ...]]:
         step=(Section(step_stages(parts)),),
         denoise=parts.decide_step(),
         tail=(Section((parts.append(double_buffered=False),)),),
-        edges=(*offload_edges("select"), Edge("decide", "append", why="the clean KV has been computed")),
+        edges=(*offload_edges("step_attend"), Edge("decide", "append", why="the clean KV has been computed")),
     )
     pools = (
         parts.full(Home.DRAM),
