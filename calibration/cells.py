@@ -1,7 +1,7 @@
 """Runs that ``python -m benchmarks.gpu`` left, as samples: a device runs each cell once, for tables and for reconcile.
 
-A cell that changes what no point of comparison names (a paced link, fewer threads, key-only selection) is left to
-``calibration interventions``; a cell that failed, or that is no run, has nothing to compare.
+What a cell changes of the machine (a paced link, fewer threads, keys alone) becomes a condition of its point; a cell
+that failed, or that is no run, has nothing to compare.
 """
 
 import json
@@ -46,18 +46,15 @@ def read_runs(folder: Path, say: Say) -> list[Ran]:
 
 
 def read_cells(folder: Path, model: str, say: Say) -> list[Sample]:
-    """Samples of the runs of ``model`` that change nothing but what a point states."""
+    """Samples of the runs of ``model``, each with the conditions that it met."""
     kept = []
     for run in read_runs(folder, say):
-        others = sorted(set(run.options) - POINT_KEYS)
         if run.model != model:
             say(f"{run.name}: left out, it ran {run.model}")
-        elif others:
-            say(f"{run.name}: left to `calibration interventions`, it changes {', '.join(others)}")
         else:
             kept.append(run.sample)
     if not kept:
-        raise ConfigError(f"{folder} holds no plain run of {model}; give --model as the cells had it")
+        raise ConfigError(f"{folder} holds no run of {model}; give --model as the cells had it")
     return kept
 
 
@@ -71,15 +68,36 @@ def _read(path: Path, say: Say) -> Iterator[Ran]:
     if "error" in document:
         say(f"{document['cell']}: left out, it failed: {document['error'][:120]}")
         return
-    result = document.get("result", {})
-    if "context" not in result:
-        say(f"{document['cell']}: left out, an older run whose configuration is not in its result")
+    result = _configured(document)
+    if result is None:
+        say(f"{document['cell']}: left out, its configuration is neither in its result nor in its name")
         return
-    yield Ran(str(document["cell"]), _sample(result), dict(result.get("options", {})), str(result["model"]))
+    yield Ran(str(document["cell"]), _sample(result), dict(result["options"]), str(result["model"]))
+
+
+_OLD_NAMES = {"exact_layers_on": "exact", "key_only": "keys"}
+"""Options of ``benchmarks/bench_gpu.py`` -> those of ``python -m benchmarks.gpu``."""
+
+
+def _configured(document: dict[str, Any]) -> dict[str, Any] | None:
+    """The result with its configuration: as it states it, or as the first runs stood in name and document."""
+    result: dict[str, Any] = document.get("result", {})
+    if "context" in result:
+        return {"options": {}, **result}
+    if "context" not in document or "batch" not in result:
+        return None
+    options: dict[str, Any] = {}
+    for part in str(document["cell"]).split(":")[3:]:
+        key, _, value = part.partition("=")
+        options[_OLD_NAMES.get(key, key)] = "only" if key == "key_only" else value
+    names = ("context", "steps", "blocks")
+    stated = {name: document[name] for name in names if name in document}
+    return {"block_length": 32, "kv_dtype": "bf16", **result, **stated, "options": options}
 
 
 def _sample(result: dict[str, Any]) -> Sample:
-    options = result.get("options", {})
+    options = result["options"]
+    met = tuple(sorted((name, value) for name, value in options.items() if name not in POINT_KEYS))
     point = Point(
         str(result["method"]),
         int(result["context"]),
@@ -90,6 +108,7 @@ def _sample(result: dict[str, Any]) -> Sample:
         str(result["kv_dtype"]),
         float(options["budget"]) if "budget" in options else None,
         HELD_OUT,
+        met,
     )
     figures = {name: float(result[name]) for name in FIGURES if result.get(name)}
     sums = result.get("stages", {})

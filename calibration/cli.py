@@ -133,6 +133,34 @@ def reconcile(
 
 
 @app.command()
+def interventions(
+    hardware: Annotated[Path | None, typer.Option("--hardware", help="Profile file: predict on it.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="File for the predictions, written once.")] = None,
+    predictions: Annotated[
+        Path | None, typer.Option("--predictions", help="File of predictions to compare with --measured.")
+    ] = None,
+    measured: Annotated[
+        Path | None, typer.Option("--measured", help="Folder of cells of python -m benchmarks.gpu.")
+    ] = None,
+    model: Model = "llada2-mini",
+    json_: Json = False,
+) -> None:
+    """Foretell what single changes bring (before the run), or put the foretold changes beside measured ones."""
+    from calibration import interventions as changes
+    from calibration.text import interventions_text
+    from herald_pipeline.catalogue import resolve
+
+    if hardware is not None and out is not None and predictions is None:
+        print(changes.predict(hardware, resolve(model), out, _command()))
+        return
+    if predictions is None or measured is None:
+        message = "give --hardware and --out to predict, or --predictions and --measured to compare"
+        raise ConfigError(message)
+    found = changes.compare(predictions, measured, lambda line: print(line, file=sys.stderr))
+    _print(found, interventions_text(found), json_)
+
+
+@app.command()
 def diff(first: Path, second: Path, json_: Json = False) -> None:
     """Compare two traces, results, profiles or reports of reconcile; differences are second / first - 1."""
     from calibration.compare import diff as compare

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from calibration.conditions import Conditions, check, settings
 from herald_pipeline import methods
 from herald_pipeline.errors import ConfigError, check_number, raise_problems
 from herald_pipeline.model import ModelShape
@@ -19,7 +20,10 @@ _FACTOR = 2
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One configuration. ``set`` says whether a fit may see it; ``kv_dtype`` is the format in both memories."""
+    """One configuration. ``set`` says whether a fit may see it; ``kv_dtype`` is the format in both memories.
+
+    ``conditions`` are changes of the machine that the run met (:mod:`calibration.conditions`).
+    """
 
     method: str
     context: int
@@ -30,6 +34,7 @@ class Point:
     kv_dtype: str = "fp32"
     budget: float | None = None
     set: str = HELD_OUT
+    conditions: Conditions = ()
 
     def __post_init__(self) -> None:
         where = f"point {self.method} {self.context}x{self.batch}"
@@ -43,16 +48,19 @@ class Point:
         if self.set not in (FIT, HELD_OUT):
             problems.append(f"{where}: set must be {FIT!r} or {HELD_OUT!r}, got {self.set!r}")
         raise_problems(problems)
+        check(self.conditions)
 
     @property
     def name(self) -> str:
         """What a table calls it."""
-        return f"{self.method} {self.context} x {self.batch}"
+        changed = "".join(f", {name} {value}" for name, value in self.conditions)
+        return f"{self.method} {self.context} x {self.batch}{changed}"
 
     @property
     def key(self) -> tuple[Any, ...]:
         """What makes two runs the same configuration."""
-        return (self.method, self.context, self.batch, self.steps, self.block_length, self.kv_dtype, self.budget)
+        same = (self.method, self.context, self.batch, self.steps, self.block_length, self.kv_dtype, self.budget)
+        return (*same, self.conditions)
 
     def pipeline(self, shape: ModelShape) -> Pipeline:
         """The description that both interpreters run."""
@@ -61,6 +69,7 @@ class Point:
             "kv_dtype": self.kv_dtype,
             "dram_kv_dtype": self.kv_dtype,
         }
+        changes |= settings(self.conditions)
         if self.budget is not None:
             changes["budget"] = self.budget
         default = methods.get(self.method).defaults

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from calibration import conditions
 from calibration.points import Point
 from calibration.report import MAX_DRIFT, Comparison, PointReport, Report, summary
 from calibration.runs import Sample, sample_of
@@ -44,15 +45,21 @@ class Calibration:
     reference_spread: float = 0.0
 
 
-def predictor(profile: Profile, shape: ModelShape, *, traced: bool = False) -> Predict:
-    """Simulate a point on the profile; ``traced`` gives medians of launches, as of real runs, and takes longer."""
+def predictor(profile: Profile, shape: ModelShape, *, traced: bool = False, raw: Path | None = None) -> Predict:
+    """Simulate a point on the profile; ``traced`` gives medians of launches, as of real runs, and takes longer.
+
+    ``raw`` is the folder of the profile's raw tables, which some conditions of a point need. Memory is no matter here:
+    what is compared has run.
+    """
 
     def predict(point: Point) -> Sample:
+        pipeline, work = point.pipeline(shape), point.workload()
+        met = conditions.under(profile, point.conditions, pipeline.settings, shape.num_layers, raw)
         if not traced:
-            return sample_of(point, simulate(point.pipeline(shape), profile, point.workload()))
+            return sample_of(point, simulate(pipeline, met, work, beyond_memory=True))
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
-            result = simulate(point.pipeline(shape), profile, point.workload(), trace_out=path)
+            result = simulate(pipeline, met, work, beyond_memory=True, trace_out=path)
             return sample_of(point, result, trace.read_chrome(path))
 
     return predict

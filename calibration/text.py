@@ -1,6 +1,7 @@
 """Reports for a terminal."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from calibration import compare
 from calibration.fit import Fit
@@ -152,3 +153,33 @@ def comparison_text(comparison: compare.Comparison) -> str:
             lines.append(f"only in the {name}: {', '.join(only)}")
     lines += [f"note: {note}" for note in comparison.notes]
     return "\n".join(lines)
+
+
+def interventions_text(found: Mapping[str, Any]) -> str:
+    """Changes foretold and measured, and whether the binding resource became another one as foretold."""
+    rows = []
+    for row in found["rows"]:
+        measured, bound = ("-", "-") if "missing" in row else (percent(row["measured_delta"]), _arrow(row, "measured"))
+        verdict = f"{row['missing']} not run" if "missing" in row else "yes" if row["as_foretold"] else "no"
+        rows.append((row["name"], percent(row["predicted_delta"]), measured, _arrow(row, "predicted"), bound, verdict))
+    header = ("change", "foretold", "measured", "binding, foretold", "binding, measured", "as foretold")
+    lines = [
+        f"{found['model']} on {found['profile']}: changes of throughput; foretold {found['written']}, commit "
+        f"{found['commit'][:9]}",
+        "",
+        table(header, rows),
+        "",
+    ]
+    summary = found["summary"]
+    if summary["run"]:
+        lines.append(
+            f"{summary['run']} of {summary['changes']} changes run: they differ by {summary['mean_difference']:.1%} of "
+            f"the base in the mean, {summary['worst_difference']:.1%} at most; same direction "
+            f"{summary['same_direction']}, binding resource as foretold {summary['binding_as_foretold']}"
+        )
+    return "\n".join(lines)
+
+
+def _arrow(row: Mapping[str, Any], side: str) -> str:
+    one, other = row[f"{side}_binding"]
+    return one if one == other else f"{one} -> {other}"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from calibration.cells import read_cells, read_runs
+from calibration.cells import read_cells
 from herald_pipeline.errors import ConfigError
 
 
@@ -27,13 +27,23 @@ def test_a_run_becomes_a_sample_with_mean_stage_times_and_shares(tmp_path):
     assert (sample.point.method, sample.point.context, sample.point.steps) == ("herald", 64, 4)
 
 
-def test_runs_that_change_what_no_point_states_are_left_out_and_said_so(tmp_path):
+def test_what_a_run_changes_of_the_machine_is_a_condition_of_its_point(tmp_path):
     cell(tmp_path, "run:herald:64:2")
     cell(tmp_path, "run:herald:64:2:link=14", options={"link": 14.0})
-    said = []
-    assert len(read_cells(tmp_path, "tiny", said.append)) == 1
-    assert len(read_runs(tmp_path, said.append)) == 2
-    assert "changes link" in said[0]
+    plain, paced = sorted(read_cells(tmp_path, "tiny", lambda _: None), key=lambda s: s.point.name)
+    assert plain.point.conditions == ()
+    assert paced.point.conditions == (("link", 14.0),)
+    assert plain.point.key != paced.point.key
+
+
+def test_the_first_runs_whose_configuration_stood_in_name_and_document_are_read(tmp_path):
+    result = {"model": "tiny", "method": "herald", "batch": 2, "throughput_tok_s": 50.0}
+    document = {"cell": "run:herald:2:exact_layers_on=gpu:key_only", "context": 64, "steps": 4, "blocks": 3}
+    text = json.dumps({**document, "result": result})
+    (tmp_path / "old.json").write_text(text, encoding="utf-8")
+    (sample,) = read_cells(tmp_path, "tiny", lambda _: None)
+    assert (sample.point.context, sample.point.steps) == (64, 4)
+    assert sample.point.conditions == (("exact", "gpu"), ("keys", "only"))
 
 
 def test_another_budget_is_another_point(tmp_path):

@@ -1,0 +1,141 @@
+"""What a run may change beside its point (a paced link, fewer threads, keys alone), as changes of the prediction.
+
+Each condition changes the profile by numbers that were measured apart from any run: the link's rate is the pace that
+was set, rates of the CPU at fewer threads come from the raw tables of ``selection`` and ``dram``, and a selection by
+keys alone reads the share of bytes that its layers read.
+"""
+
+import csv
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from herald_pipeline.errors import ConfigError, ProfileError, did_you_mean
+from herald_pipeline.hardware import Curve, Number, Profile, Quantity
+from herald_pipeline.settings import Settings
+
+NAMES = ("link", "threads", "keys", "exact", "hbm")
+"""GB/s of each direction; threads of the CPU kernels; ``only``; ``gpu``; GB (decides what fits, not how fast)."""
+Conditions = tuple[tuple[str, float | int | str], ...]
+
+
+def check(conditions: Conditions) -> None:
+    """Refuse a condition that nothing here knows how to predict.
+
+    Raises
+    ------
+    ConfigError
+        An unknown name or value.
+    """
+    for name, value in conditions:
+        if name not in NAMES:
+            raise ConfigError(f"condition {name!r} is not known{did_you_mean(name, NAMES)}")
+        expected = {"keys": "only", "exact": ("cpu", "gpu")}.get(name)
+        if expected is not None and value not in expected:
+            raise ConfigError(f"condition {name} must be {expected!r}, got {value!r}")
+
+
+def settings(conditions: Conditions) -> dict[str, Any]:
+    """Settings of the description that they change."""
+    given = dict(conditions)
+    return {"exact_layers_on": str(given["exact"])} if "exact" in given else {}
+
+
+def under(profile: Profile, conditions: Conditions, chosen: Settings, num_layers: int, raw: Path | None) -> Profile:
+    """The profile as runs under ``conditions`` meet it; ``raw`` is the folder of the profile's raw tables."""
+    for name, value in conditions:
+        if name == "link":
+            profile = _paced(profile, float(value))
+        elif name == "threads":
+            slower = slow_down(raw, int(value))
+            profile = _engine(profile, dict.fromkeys(_SELECTION, 1 / slower["selection"]))
+            profile = _engine(profile, {"gather_dram_efficiency": 1 / slower["dram"]})
+        elif name == "keys":
+            share = key_share(chosen, num_layers)
+            profile = _engine(profile, dict.fromkeys(_SELECTION, 1 / share))
+    return profile
+
+
+_SELECTION = ("select_dram_efficiency", "select_flops_efficiency")
+
+
+def key_share(chosen: Settings, num_layers: int) -> float:
+    """Share of the bytes of a whole scan, mean over layers: half, and the selected values; exact layers are whole."""
+    exact = chosen.exact_layers
+    return (exact + (num_layers - exact) * (0.5 + chosen.budget / 2)) / num_layers
+
+
+def slow_down(raw: Path | None, threads: int) -> dict[str, float]:
+    """How much longer selection, and a read of DRAM, take on ``threads`` threads, read from the raw tables.
+
+    Raises
+    ------
+    ProfileError
+        The tables are not beside the profile, or do not reach as far down.
+    """
+    found = {}
+    for name in ("selection", "dram"):
+        seconds = _by_threads(raw, name)
+        at = sorted(seconds)
+        if len(at) < 2 or threads < at[0]:
+            where = "nowhere" if raw is None else str(raw / f"{name}.csv")
+            raise ProfileError(
+                f"threads {threads}: {where} holds no times by threads from there on; measure the machine with its raw "
+                "tables kept beside the profile"
+            )
+        times = np.interp(np.log(min(threads, at[-1])), np.log(at), [np.log(seconds[n]) for n in at])
+        found[name] = float(np.exp(times)) / seconds[at[-1]]
+    return found
+
+
+def _by_threads(raw: Path | None, name: str) -> Mapping[int, float]:
+    """Threads -> seconds of the same work: the largest that was done with more than one count."""
+    file = None if raw is None else raw / f"{name}.csv"
+    if file is None or not file.is_file():
+        return {}
+    groups: dict[tuple[str, ...], dict[int, float]] = {}
+    with file.open(encoding="utf-8", newline="") as lines:
+        for row in csv.DictReader(lines):
+            key = tuple(row.get(column) or "" for column in ("rows", "context", "queries"))
+            groups.setdefault(key, {})[int(row["threads"])] = float(row["seconds"])
+    return max(groups.values(), key=lambda group: (len(group), max(group.values())), default={})
+
+
+def _paced(profile: Profile, gb_s: float) -> Profile:
+    """A token bucket on each direction: no size of copy passes faster."""
+    link = profile.machine.link
+    capped: dict[str, Any] = {
+        name: _mapped(quantity, lambda y: min(y, gb_s))
+        for name in ("h2d_gb_s", "d2h_gb_s")
+        if (quantity := getattr(link, name)) is not None
+    }
+    # Shares of layer-wise and scattered copies are shares of the unpaced rate: the bucket is what they end at now.
+    free = 1.0 if link.h2d_gb_s is None else link.h2d_gb_s.peak
+    lifted = {
+        name: min(1.0, quantity.peak * free / min(free, gb_s))
+        for name in ("streamed_copy_efficiency", "scattered_copy_efficiency")
+        if (quantity := getattr(profile.engine, name)) is not None
+    }
+    shares: dict[str, Any] = {
+        name: Number(value, "share", getattr(profile.engine, name).origin) for name, value in lifted.items()
+    }
+    engine = replace(profile.engine, **shares)
+    return replace(profile, machine=replace(profile.machine, link=replace(link, **capped)), engine=engine)
+
+
+def _engine(profile: Profile, factors: Mapping[str, float]) -> Profile:
+    changed: dict[str, Any] = {
+        name: _mapped(quantity, lambda y, f=factor: y * f)
+        for name, factor in factors.items()
+        if (quantity := getattr(profile.engine, name)) is not None
+    }
+    return replace(profile, engine=replace(profile.engine, **changed))
+
+
+def _mapped(quantity: Quantity, change: Any) -> Quantity:
+    if isinstance(quantity, Curve):
+        return replace(quantity, y=tuple(change(y) for y in quantity.y))
+    return replace(quantity, value=change(quantity.value))
