@@ -144,3 +144,15 @@ def test_what_a_left_out_value_moves_most_is_named(paper_profile):
     assert "infinigen" in rows["scattered_copy_efficiency"]["without"]
     assert not rows["grouped_gemm_efficiency"]["identified"]
     assert rows["grouped_gemm_efficiency"]["trades_with"].startswith("sampler_passes")
+
+
+def test_the_fit_beside_the_profile_is_the_profiles(paper_profile, errors):
+    """Its values are those of the profile, its errors what the simulator finds now."""
+    from herald_sim.exhibits import fits
+
+    stated = fits.read(fits.files(paper_profile)[fits.ALL])
+    for name, value in stated["values"].items():
+        assert getattr(paper_profile.engine, name).value == pytest.approx(value, rel=1e-3), name
+    assert set(stated["errors"]) == set(stated["leave_one_out"]["errors"])
+    for key, error in stated["errors"].items():
+        assert error == pytest.approx(errors[key], abs=0.004), key
