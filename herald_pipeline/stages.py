@@ -83,7 +83,7 @@ class Op(NamedTuple):
 class Repeat(NamedTuple):
     """``ops`` in order, ``count`` times: the layers of a forward that cost the same."""
 
-    count: int
+    count: int  # type: ignore[assignment]  # a tuple counts values by this name, which nobody asks of it
     ops: tuple[Op, ...]
 
 
