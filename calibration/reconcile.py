@@ -143,9 +143,11 @@ def _used(drift: float | None, calibration: Calibration, runs: int) -> float:
 
 
 def _refusal(drift: float | None) -> str:
+    """Why a point is not judged, or nothing. Twice as fast is as far away as half as fast."""
     if drift is None or abs(math.log(drift)) <= math.log(1 + MAX_DRIFT):
         return ""
-    return f"the machine changed speed by {drift - 1:+.0%} between calibrating and running: not judged"
+    times, word = (drift, "slower") if drift > 1 else (1 / drift, "faster")
+    return f"the machine ran {times:.2f} times {word} than when it was calibrated: not judged"
 
 
 def _compare(
