@@ -161,6 +161,27 @@ def interventions(
 
 
 @app.command()
+def transfer(
+    hardware: Hardware,
+    out: Annotated[Path | None, typer.Option("--out", help="Profile file to write: a prediction, made once.")] = None,
+    target: Annotated[
+        str, typer.Option("--target", help="Machine whose datasheet numbers are taken.")
+    ] = "h100-sxm-80g_xeon-8481c",
+    json_: Json = False,
+) -> None:
+    """Foretell the profile of a machine from a measured one and datasheets (--out); without, judge such a profile."""
+    from calibration import transfer as blind
+    from calibration.text import transfer_text
+    from herald_pipeline.hardware_io import resolve
+
+    if out is not None:
+        print(blind.transfer(hardware, target, out, _command()))
+        return
+    rows = blind.judge(resolve(hardware))
+    _print({"hardware": str(hardware), "rows": rows}, transfer_text(rows), json_)
+
+
+@app.command()
 def diff(first: Path, second: Path, json_: Json = False) -> None:
     """Compare two traces, results, profiles or reports of reconcile; differences are second / first - 1."""
     from calibration.compare import diff as compare

@@ -183,3 +183,31 @@ def interventions_text(found: Mapping[str, Any]) -> str:
 def _arrow(row: Mapping[str, Any], side: str) -> str:
     one, other = row[f"{side}_binding"]
     return one if one == other else f"{one} -> {other}"
+
+
+def transfer_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Printed values, the blind prediction and the fitted profile's, with their errors."""
+
+    def plain(value: float | None) -> str:
+        return "-" if value is None else f"{value:.1f}"
+
+    header = ("value", "batch", "published", "blind", "error", "fitted", "error")
+    lines = [
+        (
+            row["name"],
+            "-" if row["batch"] is None else str(row["batch"]),
+            plain(row["published"]),
+            plain(row["blind"]),
+            percent(row["blind_error"]),
+            plain(row["fitted"]),
+            percent(row["fitted_error"]),
+        )
+        for row in rows
+    ]
+    found = []
+    for label in ("blind", "fitted"):
+        errors = [abs(row[f"{label}_error"]) for row in rows if row[f"{label}_error"] is not None]
+        if errors:
+            mean, worst = sum(errors) / len(errors), max(errors)
+            found.append(f"{label}: {len(errors)} values, off by {mean:.0%} in the mean, {worst:.0%} at most")
+    return "\n".join([table(header, lines), "", *found])
