@@ -30,7 +30,7 @@ def seconds(bench: Bench, cell: Cell) -> float:
     fixed = _FIXED_S[cell.kind] + (_FIRST_S if cell.kind == "run" and not bench.warm else 0.0)
     if cell.kind in ("rates", "attention", "step"):
         return fixed
-    full_gb = cell.batch * cell.context * bench.shape.kv_bytes_per_token(bench.kv_dtype) / GB
+    full_gb = cell.batch * cell.context * bench.shape.kv_bytes_per_token(bench.pipeline_dtype) / GB
     if cell.kind == "ceiling":
         return fixed + (min(full_gb, 24.0) / bench.fill_gb_s if "kernel" in cell.what else 0.0)
     pipeline = bench.pipeline(cell)
