@@ -15,7 +15,9 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -75,22 +77,20 @@ ROWS: dict[str, Scan] = {
     "tiles, 2 pages, rows 64, pairs": Scan(T(distance=4, tiles=True, rows_ahead=64, pairs=True)),
 }
 CANDIDATES = (1.1, 1.25, 2.0)
+G = GatherTuning
 GATHERS: dict[str, GatherTuning] = {
-    f"ahead {ahead}, {level}{', scattered' * scattered}{', pairs' * pairs}": GatherTuning(
-        ahead, level, scattered, True, pairs
-    )
-    for ahead, level, scattered, pairs in (
-        (0, "first", False, False),
-        (8, "first", False, False),
-        (16, "first", False, False),
-        (32, "second", True, False),
-        (8, "first", False, True),
-        (16, "first", False, True),
-        (32, "first", False, True),
-        (16, "second", False, True),
-        (32, "second", False, True),
-        (64, "second", False, True),
-    )
+    "ahead 0": G(0),
+    "ahead 8": G(8),
+    "ahead 16": G(16),
+    "ahead 32, second, scattered": G(32, "second", scattered=True),
+    "ahead 8, pairs": G(8, pairs=True),
+    "ahead 16, pairs": G(16, pairs=True),
+    "ahead 32, pairs": G(32, pairs=True),
+    "ahead 32, second, pairs": G(32, "second", pairs=True),
+    "ahead 16, staged": G(16, staged=True),
+    "ahead 32, second, staged": G(32, "second", staged=True),
+    "ahead 16, pairs, staged": G(16, pairs=True, staged=True),
+    "ahead 32, second, pairs, staged": G(32, "second", pairs=True, staged=True),
 }
 
 
@@ -131,31 +131,31 @@ def read_gb_s(bench: KernelBench, threads: int) -> float:
     return nbytes / _core.read_seconds(tier_index(), bench.pool.address, nbytes, threads) / 1e9
 
 
-def table(title: str, found: dict[str, list[Sample]]) -> list[dict[str, object]]:
+def table(title: str, found: dict[str, list[Sample]]) -> list[dict[str, Any]]:
     """Print and return one part's rows, best first."""
     ceilings = [sample.gb_s for sample in found.pop("")]
     print(f"\n{title}: ceiling {statistics.median(ceilings):.1f} GB/s, {len(ceilings)} rounds")
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, samples in found.items():
         rates = [sample.gb_s for sample in samples]
         shares = [
             round(statistics.median(each), 4) for each in zip(*(sample.shares for sample in samples), strict=True)
         ]
         ratios = [rate / most for rate, most in zip(rates, ceilings, strict=True)]
-        quarter = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
+        low, middle, high = statistics.quantiles(ratios, n=4)
         rows.append(
             {
                 "variant": name,
                 "gb_s": round(statistics.median(rates), 2),
-                "of_ceiling": round(quarter[1], 4),
-                "quartiles": [round(quarter[0], 4), round(quarter[2], 4)],
+                "of_ceiling": round(middle, 4),
+                "quartiles": [round(low, 4), round(high, 4)],
                 "phase_shares": dict(zip(PHASES, shares, strict=True)) if shares else {},
             }
         )
-    rows.sort(key=lambda row: -float(str(row["of_ceiling"])))
+    rows.sort(key=lambda row: -row["of_ceiling"])
     for row in rows:
         low, high = row["quartiles"]
-        split = " ".join(f"{share:6.1%}" for share in dict(row["phase_shares"]).values())
+        split = " ".join(f"{share:6.1%}" for share in row["phase_shares"].values())
         print(f"  {row['of_ceiling']:.3f} [{low:.3f} {high:.3f}] {row['gb_s']:7.1f}  {row['variant']:42} {split}")
     return [{"part": title, **row} for row in rows]
 
@@ -220,11 +220,21 @@ def gather_ways(bench: KernelBench, threads: int) -> tuple[dict[str, Way], Calla
 
         return measure
 
-    return (
-        {name: way(tuning) for name, tuning in GATHERS.items()},
-        lambda: kernels.memcpy_gb_s(payload, threads, repeats=1),
-        pool,
-    )
+    def copy() -> float:
+        """As many bytes of the same pool, as cold, into the same buffers."""
+        start = place[0] * bench.pool.nbytes // bench.rows % (bench.pool.nbytes - payload) // 4096 * 4096
+        place[0] += rows
+        seconds = 0.0
+        for i, each in enumerate(out):
+            source = bench.pool.address + start + i * each.nbytes
+            seconds += _core.copy_seconds(each.ctypes.data, source, each.nbytes, threads)
+        return float(payload / seconds / 1e9)
+
+    def hot_copy() -> Sample:
+        return Sample(kernels.memcpy_gb_s(payload, threads, repeats=1))
+
+    ways = {name: way(tuning) for name, tuning in GATHERS.items()}
+    return ways | {"copy of memory just touched": hot_copy}, copy, pool
 
 
 def main() -> None:
@@ -240,7 +250,7 @@ def main() -> None:
     huge = huge_kib(bench.pool.address)
     size = f"{bench.pool.nbytes / 2**30:.1f} GiB, {huge / 2**20:.1f} GiB of it in huge pages"
     print(f"{cpu_model()}; {threads} threads; pool {size}")
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     few = {name: SCANS[name] for name in ("1 page", "tiles, 1 page", "tiles, 2 pages")}
     few["tiles, 1 page, turned"] = SCANS["tiles, 1 page, turned"]
     one = few | {"2 pages, turned": SCANS["2 pages, turned"]}
@@ -266,7 +276,7 @@ def main() -> None:
     for share, title, count, x, scans, keys8 in parts:
         kernels.set_tier(kernels.usable_tiers()[-1])
         ways = scan_ways(bench, count, x, scans, keys8=keys8)
-        found = rounds(ways, lambda count=count: read_gb_s(bench, count), share * options.seconds)
+        found = rounds(ways, partial(read_gb_s, bench, count), share * options.seconds)
         rows += table(title, found)
     kernels.set_tier(None)
     ways, copy, _keep = gather_ways(bench, threads)

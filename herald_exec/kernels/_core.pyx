@@ -19,7 +19,7 @@ cdef extern from "herald.h" nogil:
         int distance, streams, late, turned, tiles, near, warm, rows_ahead, pairs
 
     ctypedef struct herald_gather_tuning:
-        int ahead, level, scattered, streaming, pairs
+        int ahead, level, scattered, streaming, pairs, staged
 
     ctypedef struct herald_select_args:
         const herald_tier *tier
@@ -187,6 +187,7 @@ def gather(int tier, View kv, int64_t layer, int64_t[::1] slots, int32_t[:, :, :
     args.out_k, args.out_v, args.threads = <char *> out_k, <char *> out_v, threads
     args.tuning.ahead, args.tuning.level = tuning[0], tuning[1]
     args.tuning.scattered, args.tuning.streaming, args.tuning.pairs = tuning[2], tuning[3], tuning[4]
+    args.tuning.staged = tuning[5]
     with nogil:
         herald_gather(&args)
 

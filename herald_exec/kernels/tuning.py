@@ -85,6 +85,8 @@ class GatherTuning:
         Stores past the cache, where the buffers are 64-byte aligned.
     pairs
         Every second line of a row only: the processor fetches the neighbour of a line by itself.
+    staged
+        Rows go to the first cache in groups and from there out in one run, so that reads and writes take turns.
     """
 
     ahead: int = 16
@@ -92,6 +94,7 @@ class GatherTuning:
     scattered: bool = False
     streaming: bool = True
     pairs: bool = False
+    staged: bool = False
 
     def __post_init__(self) -> None:
         _checked({"ahead": (0, 256)}, self)
@@ -100,7 +103,8 @@ class GatherTuning:
 
     def numbers(self) -> tuple[int, ...]:
         """As the extension takes them."""
-        return self.ahead, _LEVELS.index(self.level), int(self.scattered), int(self.streaming), int(self.pairs)
+        flags = (self.scattered, self.streaming, self.pairs, self.staged)
+        return self.ahead, _LEVELS.index(self.level), *map(int, flags)
 
 
 def parse_tuning(text: str, base: Tuning) -> Tuning:

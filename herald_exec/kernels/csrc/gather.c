@@ -36,6 +36,28 @@ static void ask_for(const char *k, const char *v, int64_t bytes, const herald_ga
     }
 }
 
+#define STAGE 32 /* rows of K and of V */
+
+static void gather_staged(const herald_gather_args *args, herald_stream stream, const int32_t *indices, int64_t from,
+                          int64_t valid, int64_t count, int64_t bytes, char *out_k, char *out_v, int streaming) {
+    const herald_gather_tuning *tuning = &args->tuning;
+    char stage[2 * STAGE * HERALD_MAX_HEAD_DIM * 4] __attribute__((aligned(64)));
+    for (int64_t first = from; first < valid; first += STAGE) {
+        int64_t some = valid - first < STAGE ? valid - first : STAGE;
+        char *k = stage, *v = stage + STAGE * bytes;
+        for (int64_t i = first; i < first + some; i++, k += bytes, v += bytes) {
+            int64_t next = i + tuning->ahead;
+            if (tuning->ahead && next < count)
+                ask_for(row_of(stream, stream.k, indices[next], bytes), row_of(stream, stream.v, indices[next], bytes),
+                        bytes, tuning);
+            args->tier->copy_row(k, row_of(stream, stream.k, indices[i], bytes), bytes, 0);
+            args->tier->copy_row(v, row_of(stream, stream.v, indices[i], bytes), bytes, 0);
+        }
+        args->tier->copy_row(out_k + (first - from) * bytes, stage, some * bytes, streaming);
+        args->tier->copy_row(out_v + (first - from) * bytes, stage + STAGE * bytes, some * bytes, streaming);
+    }
+}
+
 static void gather_piece(void *context, int64_t task) {
     const gather_job *job = context;
     const herald_gather_args *args = job->args;
@@ -51,7 +73,11 @@ static void gather_piece(void *context, int64_t task) {
     int64_t valid = to < count ? to : count;
     for (int64_t i = from; i < from + tuning->ahead && i < valid; i++)
         ask_for(row_of(stream, stream.k, indices[i], bytes), row_of(stream, stream.v, indices[i], bytes), bytes, tuning);
-    for (int64_t i = from; i < valid; i++, out_k += bytes, out_v += bytes) {
+    if (tuning->staged && valid > from) {
+        gather_staged(args, stream, indices, from, valid, count, bytes, out_k, out_v, streaming);
+        out_k += (valid - from) * bytes, out_v += (valid - from) * bytes;
+    }
+    for (int64_t i = from; i < valid && !tuning->staged; i++, out_k += bytes, out_v += bytes) {
         if (tuning->ahead && i + tuning->ahead < count) /* beyond this piece too: most likely this thread's next */
             ask_for(row_of(stream, stream.k, indices[i + tuning->ahead], bytes),
                     row_of(stream, stream.v, indices[i + tuning->ahead], bytes), bytes, tuning);

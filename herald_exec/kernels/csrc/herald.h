@@ -184,6 +184,7 @@ typedef struct {
     int scattered; /* lines of a row in an order that hardware prefetchers do not follow */
     int streaming; /* stores past the cache, where addresses allow */
     int pairs;     /* every second line of a row: the processor fetches the neighbour of a line by itself */
+    int staged;    /* rows go to the first cache in groups, from there out in one run, so reads and writes take turns */
 } herald_gather_tuning;
 typedef struct {
     const herald_tier *tier;
