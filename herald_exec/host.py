@@ -89,6 +89,13 @@ class HostKV:
         k, v = self.pages.read(layer, slot, 0, stop)
         return self._tensor(k), self._tensor(v)
 
+    def stored_pages(self, layer: int, slot: int, stop: int) -> Tensor:
+        """View of the pages that hold positions ``[0, stop)``: ``[kv, pages, 2, 64, d]``, keys first in each."""
+        self._check(layer, [slot], [stop])
+        pages = self.pages.pages[layer, slot, :, : -(-stop // PAGE_TOKENS)]
+        tensor = torch.from_numpy(pages)
+        return tensor.view(torch.bfloat16) if self.dtype is torch.bfloat16 else tensor
+
     def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
         tensor = torch.from_numpy(array)
         return (tensor.view(torch.bfloat16) if self.dtype is torch.bfloat16 else tensor).transpose(0, 1)

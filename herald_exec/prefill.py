@@ -111,6 +111,12 @@ def importance(q: Tensor, prefix: KV, own: KV) -> Tensor:
     if prefix.keys.shape[2] == 0:
         return q.new_zeros(rows, kv_heads, 0, dtype=torch.float32)
     folded = q.view(rows, queries, kv_heads, heads // kv_heads, dim).permute(0, 2, 1, 3, 4).flatten(2, 3)
+    return folded_importance(folded, prefix, own)
+
+
+def folded_importance(folded: Tensor, prefix: KV, own: KV) -> Tensor:
+    """:func:`importance` of queries that are folded already, ``[R, kv, x * G, d]``; the prefix is not empty."""
+    dim = folded.shape[-1]
     parts = [(folded.float() * dim**-0.5) @ part.keys.float().transpose(-2, -1) for part in (prefix, own)]
     total = torch.logsumexp(torch.cat([part.logsumexp(-1, keepdim=True) for part in parts], dim=-1), -1, keepdim=True)
     return torch.exp(parts[0] - total).sum(dim=2)

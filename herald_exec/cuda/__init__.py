@@ -26,6 +26,11 @@ def fused_problem(session: Session) -> str | None:
         return "partial keys are written by the plain actions"
     if session.pools.shadow is not None:
         return "low-rank keys are read by the plain actions"
+    if session.pools.partial is None and any(stage.action == "fetch" for stage in session.pipeline.template.stages()):
+        full = session.pools.hosts["full"]
+        if full.dtype is not session.model.kv_dtype:
+            return "the host keeps KV in another format than the device"
+        return "check keeps positions on the host" if session.pools.check else policy_problem(session.policy)
     held = [session.pools.stores.get(name) for name in ("full", "exact", "sparse")]
     if not all(any(store is not None and store.holds(layer) for store in held) for layer in range(session.num_layers)):
         return "steps go layer by layer over KV that is brought to the device"

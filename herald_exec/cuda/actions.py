@@ -13,6 +13,7 @@ from torch import Tensor
 
 from herald_exec.blocks import prefix_length, source
 from herald_exec.cuda.acceptance import Acceptance
+from herald_exec.cuda.fetched import FetchedForward, fetches
 from herald_exec.cuda.forward import LaneForward
 from herald_exec.cuda.lanes import bucket
 from herald_exec.cuda.selection import SelectionPass, has_own_pass
@@ -37,7 +38,9 @@ class DeviceActions:
         self.forward = LaneForward(session, bucket(groups * slots), graphs=graphs)
         self.acceptance = Acceptance(session, self.forward.table)
         self.selection = SelectionPass(session, graphs=graphs) if has_own_pass(session.pipeline) else None
-        served = Counter(source(session, layer).name for layer in range(session.num_layers))
+        self.fetched = FetchedForward(session, self.forward, self.acceptance) if fetches(session) else None
+        steps = any(stage.action == "denoise" for stage in session.pipeline.template.stages())
+        served = Counter(source(session, layer).name for layer in range(session.num_layers) if steps)
         self._layers = [(session.pools.stores[name], layers) for name, layers in served.items()]
         self._prepared = False
         self._filled = False
@@ -56,6 +59,8 @@ class DeviceActions:
             own.update(
                 project=self.selection.project, finish=self.selection.finish, exact_layer=self.selection.exact_layer
             )
+        if self.fetched is not None:
+            own.update(self.fetched.table())
         if "gathered" in self.session.pools.stores:
             own["upload"] = self.upload
         if "full" in self.session.pools.hosts:
@@ -110,7 +115,8 @@ class DeviceActions:
         if not self._prepared:
             self._prepared = True
             slots = session.pools.slots
-            self.forward.capture(bucket(slots))
+            if self._layers:
+                self.forward.capture(bucket(slots))
             if session.pipeline.template.draft_step is not None:
                 self.forward.capture(bucket(2 * slots))
             if self.selection is not None:
@@ -226,6 +232,8 @@ class DeviceActions:
         self.forward.close()
         if self.selection is not None:
             self.selection.close()
+        if self.fetched is not None:
+            self.fetched.close()
         self._leaving.clear()
         self._landing = None
 

@@ -82,6 +82,13 @@ class LaneForward:
 
     def run(self, lanes: int) -> Tensor:
         """The forward, launch by launch."""
+        hidden, normed, rotary = self.enter(lanes)
+        for layer in range(self.session.num_layers):
+            hidden, normed = self.layer(layer, lanes, hidden, normed, rotary)
+        return normed
+
+    def enter(self, lanes: int) -> tuple[Tensor, Tensor, Rotary]:
+        """Hidden states that enter layer 0, their norm, and the lanes' angles."""
         model, state = self.session.model, self.session.state
         slots, starts = (self.table[field][:lanes].long() for field in (Field.SLOT, Field.START))
         positions = starts[:, None] + self._offsets
@@ -90,30 +97,41 @@ class LaneForward:
         ids = torch.where(self.table[Field.IS_DRAFT][:lanes, None] > 0, state.draft[slots], ids)
         rotary = model.rotary(positions.flatten())
         hidden = model.embed(ids.flatten())
-        layers = model.weights.layers
-        hidden, normed = add_norm(hidden, None, layers[0].input_norm, model.shape.norm_eps)
-        for layer in range(len(layers)):
-            hidden, normed = self._layer(layer, lanes, hidden, normed, rotary)
-        return normed
+        return (*add_norm(hidden, None, model.weights.layers[0].input_norm, model.shape.norm_eps), rotary)
 
-    def _layer(self, layer: int, lanes: int, hidden: Tensor, normed: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
+    def layer(self, layer: int, lanes: int, hidden: Tensor, normed: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
         """A layer, and the norm with which the next one (or the head) begins."""
         weights = self.session.model.weights.layers[layer]
         joined = functional.linear(normed, weights.qkv, weights.qkv_bias)
         return self.feed_forward(layer, hidden, self._attention(layer, lanes, joined, rotary))
 
     def _attention(self, layer: int, lanes: int, joined: Tensor, rotary: Rotary) -> Tensor:
-        session, shape = self.session, self.session.model.shape
-        weights, store = session.model.weights.layers[layer], source(session, layer)
+        session, shape, store = self.session, self.session.model.shape, source(self.session, layer)
         kind = "SPARSE" if store.name == "sparse" else "FULL"
         row, length, store_row, store_at = (
             self.table[Field[f"{kind}_{what}"]][:lanes] for what in ("ROW", "LENGTH", "STORE_ROW", "STORE_AT")
         )
-        pool, out = store.layer(layer), None
+        pool = store.layer(layer)
+        q, own_k, own_v = self.place(layer, lanes, joined, rotary, (pool.keys, pool.values, store_row, store_at))
+        shaped = launch_shape(lanes * shape.num_kv_heads, store.capacity)
+        # More lanes than slots: a step in which drafts go along. A full batch's are exactly twice the slots.
+        paired = lanes == 2 * session.pools.slots
+        return attend_lanes(q, pool.keys, pool.values, (own_k, own_v), row, length, paired=paired, **shaped)
+
+    def place(
+        self,
+        layer: int,
+        lanes: int,
+        joined: Tensor,
+        rotary: Rotary,
+        pool: tuple[Tensor, Tensor, Tensor, Tensor] | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Folded queries and own KV of a layer; also to ``pool`` and to the buffer from which blocks leave."""
+        shape, weights, out = self.session.model.shape, self.session.model.weights.layers[layer], None
         if self._out_store is not None and self._out_store.holds(layer):
             leaving: KV = self._out_store.layer(layer)
             out = (leaving.keys, leaving.values, self.table[Field.OUT_ROW][:lanes])
-        q, own_k, own_v = place_heads(
+        return place_heads(
             joined,
             weights.q_norm,
             weights.k_norm,
@@ -121,13 +139,9 @@ class LaneForward:
             shape.norm_eps,
             lanes,
             (shape.num_heads, shape.num_kv_heads),
-            (pool.keys, pool.values, store_row, store_at),
+            pool,
             out,
         )
-        shaped = launch_shape(lanes * shape.num_kv_heads, store.capacity)
-        # More lanes than slots: a step in which drafts go along. A full batch's are exactly twice the slots.
-        paired = lanes == 2 * session.pools.slots
-        return attend_lanes(q, pool.keys, pool.values, (own_k, own_v), row, length, paired=paired, **shaped)
 
 
 def launch_shape(pairs: int, capacity: int) -> dict[str, int]:

@@ -108,6 +108,8 @@ def _lane(session: Session, row: Row, *, draft: bool) -> tuple[int, ...]:
             sparse_store = (store.row(row.slot, row.idle), row.to_select)
         elif completes:
             out_row = row.slot
+    elif completes and "clean" in session.pools.stores:
+        out_row = row.slot
     if draft or row.mode is Mode.COMPLETE_DRAFT:
         out_row = row.slot
     decoding = (0, 0, 0, 0, row.request.id)
