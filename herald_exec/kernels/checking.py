@@ -151,6 +151,7 @@ def run_case(case: Case) -> Comparison:
         keys8=case.keys8,
         options=options,
         bf16_queries=tiles,
+        output_of=found if options.key_only or case.keys8 else None,
     )
     result = compare(found, expected, lengths, tolerance_of(case))
     shape = (*found.indices.shape, case.head_dim)

@@ -1,5 +1,6 @@
 """The definition of selection in float64 numpy: slow, obvious, and what every tier is compared with."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,23 @@ from .selection import Draft, Selection, SelectOptions, Store
 from .store import from_float32, to_float32
 
 Float64 = npt.NDArray[np.float64]
+#: Two 8-bit importances this close (relative) may rank either way: each is known to half of it, as kernels round queries
+#: to 16 bits.
+CANDIDATE_TIE = 4e-4
+
+
+@dataclass(frozen=True)
+class Expected(Selection):
+    """A selection by the definition.
+
+    Attributes
+    ----------
+    undecided
+        Positions, ``[rows, kv_heads, longest]``, that may be candidates of 8-bit keys or not: their 8-bit importance
+        ties with that of the last candidate. A kernel may give them exact or 8-bit importance, and only them.
+    """
+
+    undecided: npt.NDArray[np.bool_] | None = None
 
 
 def _rows(store: Store, layer: int, slot: int, length: int) -> tuple[Float64, Float64]:
@@ -54,13 +72,18 @@ Probability = tuple[int, int, Float64, Float64]
 
 def _score_again(
     importance: Float64, rows: list[Probability], scores: list[Float64], budget: int, candidates: float
-) -> list[Probability]:
+) -> tuple[list[Probability], npt.NDArray[np.bool_]]:
     """8-bit probabilities with those of the candidates replaced; ``importance`` is replaced there in place.
 
+    Also returns which positions tie with the last candidate, when not all positions are candidates.
     ``scores`` hold a row's exact scores; its 8-bit ones follow from the probabilities and are needed only as ratios.
     """
     length = len(importance)
     chosen = topk(importance, min(length, int(np.ceil(budget * candidates))))
+    tied = np.zeros(length, bool)
+    if 0 < len(chosen) < length:
+        last = importance[chosen].min()
+        tied = np.abs(importance - last) <= CANDIDATE_TIE * last
     importance[chosen] = 0
     again = []
     for (i, head, p, values), (rounded, exact) in zip(rows, zip(scores[1::2], scores[::2], strict=True), strict=True):
@@ -69,7 +92,7 @@ def _score_again(
         new /= new.sum()
         importance[chosen] += new[chosen]
         again.append((i, head, new, values))
-    return again
+    return again, tied
 
 
 def select(
@@ -85,11 +108,13 @@ def select(
     keys8: bool = False,
     options: SelectOptions | None = None,
     bf16_queries: bool = False,
-) -> Selection:
+    output_of: Selection | None = None,
+) -> Expected:
     """What :func:`herald_exec.kernels.select` computes, in float64; importance is always kept.
 
     ``keys8`` selects by 8-bit keys as :mod:`.int8_keys` describes. ``bf16_queries`` rounds the scaled queries once to
-    bf16, as the matrix-tile tier must: its exact definition.
+    bf16, as the matrix-tile tier must: its exact definition. ``output_of`` names the positions whose V make a key-only
+    output: those of a selection that decided a near-tie the other way, whose output is then still defined.
     """
     options = options or SelectOptions()
     q = np.asarray(queries.float().numpy() if hasattr(queries, "float") else queries, np.float32)
@@ -108,6 +133,7 @@ def select(
     counts = np.zeros((rows, store.num_kv_heads), np.int32)
     status = np.zeros((rows, store.num_kv_heads), np.uint8)
     kept = np.zeros((rows, store.num_kv_heads, int(lengths.max(initial=0))))
+    undecided = np.zeros(kept.shape, bool)
     for row in range(rows):
         length = int(lengths[row])
         k, v = _rows(store, layer, int(slots[row]), length)
@@ -144,13 +170,14 @@ def select(
             if options.smoothing > 1:
                 importance = smooth(importance, options.smoothing)
             if keys8:
-                probabilities = _score_again(
+                probabilities, undecided[row, head, :length] = _score_again(
                     importance, probabilities, exact_scores, int(budget[row]), options.candidates
                 )
             chosen = topk(importance, int(budget[row]))
+            of_output = chosen if output_of is None else output_of.indices[row, head, : output_of.counts[row, head]]
             for i, query_head, p, values in probabilities:
                 if options.key_only or keys8:
-                    seen = np.concatenate([chosen, np.arange(length, len(p))])
+                    seen = np.concatenate([of_output, np.arange(length, len(p))])
                     weights, values = p[seen], values[seen]
                     total = weights.sum()
                     output[row, i, query_head] = weights @ values / total if len(seen) else 0.0
@@ -162,4 +189,4 @@ def select(
             kept[row, head, :length] = importance
             mine = output[row, :, head * group : (head + 1) * group]
             status[row, head] = not np.isfinite(mine).all()
-    return Selection(output, indices, counts, status, kept)
+    return Expected(output, indices, counts, status, kept, undecided=undecided)

@@ -33,15 +33,16 @@ def random_case(rng: np.random.Generator, seed: int) -> Case:
 
     lengths = tuple(size() for _ in range(rows))
     group, x = int(rng.integers(1, 9)), int(rng.choice([1, 1, 2, 3, 4, 8]))
-    key_only = bool(rng.random() < 0.2)
+    flat, key_only = bool(rng.random() < 0.2), bool(rng.random() < 0.2)
+    keys8 = not flat and bool(rng.random() < 0.3)
     options = SelectOptions(
         pv=str(rng.choice(["auto", "f32", "bf16"])),
         key_only=key_only,
-        smoothing=int(rng.choice([1, 1, 3, 7])),
-        paper_like=not key_only and bool(rng.random() < 0.1),
+        smoothing=1 if keys8 else int(rng.choice([1, 1, 3, 7])),
+        paper_like=not key_only and not keys8 and bool(rng.random() < 0.1),
+        candidates=float(rng.choice([1.0, 1.1, 1.25, 2.0])),
         tuning=TUNINGS[rng.integers(len(TUNINGS))],
     )
-    flat = bool(rng.random() < 0.2)
     return Case(
         lengths=lengths,
         budget=tuple(int(rng.integers(0, length + 3)) for length in lengths),
@@ -53,6 +54,7 @@ def random_case(rng: np.random.Generator, seed: int) -> Case:
         draft=tuple(int(rng.integers(0, 70)) for _ in range(rows)) if rng.random() < 0.4 else None,
         own_key=bool(rng.random() < 0.3),
         flat=flat,
+        keys8=keys8,
         score_scale=float(rng.choice([1.0, 1.0, 5.0])),
         poison="" if flat else str(rng.choice(["", "", "", "nan", "inf", "denormal"])),
         options=options,

@@ -37,6 +37,12 @@ def test_a_missing_index_fails():
     assert index_problems(np.array([0, 2]), np.array([0, 2, 4]), IMPORTANCE, 1.0) == ["2 indices instead of 3"]
 
 
+def test_an_undecided_position_may_differ_with_one_that_makes_up_for_it():
+    undecided = np.array([False, False, False, True, False])
+    assert index_problems(np.array([0, 3, 4]), np.array([0, 2, 4]), IMPORTANCE, 1e-5, undecided) == []
+    assert index_problems(np.array([0, 1, 3]), np.array([2, 3, 4]), IMPORTANCE, 1e-5, undecided)
+
+
 def test_nan_importance_allows_no_difference():
     nan = np.full(5, np.nan)
     assert index_problems(np.array([0, 1, 2]), np.array([0, 1, 2]), nan, 1.0) == []
