@@ -6,6 +6,7 @@ from herald_exec.bidirectional import decode, make_batch
 from herald_exec.bidirectional.bench import Settings, bench, run_combination
 from herald_exec.bidirectional.prompts import Item
 from herald_exec.bidirectional.tune import ladder, loss_probability, needed_losses, tune
+from herald_pipeline.decoding.statistics import BEFORE_EOS
 from herald_pipeline.decoding.views import VIEWS, Combination, all_combinations
 from herald_pipeline.errors import ConfigError
 
@@ -102,6 +103,7 @@ def scripted(wrong):
         bad = wrong(combination, settings.s_max)
         counts = dict.fromkeys(("tokens", "delivered_tokens", "refreshes", "forwarded_positions"), 1)
         counts |= dict.fromkeys(("active_positions", "window_positions", "refresh_positions", "reused_positions"), 1)
+        counts |= dict.fromkeys((f"{name}_before_eos" for name in BEFORE_EOS), 1)
         ratios = dict.fromkeys(("late_ratio", "late_ratio_before_eos", "premature_ratio", "premature_ratio_before_eos"))
         # The wider the block, the faster.
         seconds = 1.0 / (settings.s_max or (1000 if combination.scheduler == "dsb-greedy" else 10))
