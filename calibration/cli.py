@@ -182,6 +182,27 @@ def transfer(
 
 
 @app.command()
+def ceilings(
+    measured: Annotated[Path, typer.Option("--measured", help="Folder of cells of python -m benchmarks.gpu.")],
+    hardware: Annotated[
+        str | None, typer.Option("--hardware", help="Profile, name or file: foretell the ceilings as well.")
+    ] = None,
+    model: Model = "llada2-mini",
+    json_: Json = False,
+) -> None:
+    """Fig. 5 measured: each ceiling by its protocol, as foretold, and what the method that should hit it reached."""
+    from calibration import ceilings as measured_ceilings
+    from calibration.text import ceilings_text
+    from herald_pipeline.catalogue import resolve
+    from herald_pipeline.hardware_io import resolve as profile_of
+
+    profile = None if hardware is None else profile_of(hardware)
+    found = measured_ceilings.compare(measured, profile, resolve(model), lambda line: print(line, file=sys.stderr))
+    _print(found, ceilings_text(found), json_)
+    measured_ceilings.check(found)
+
+
+@app.command()
 def diff(first: Path, second: Path, json_: Json = False) -> None:
     """Compare two traces, results, profiles or reports of reconcile; differences are second / first - 1."""
     from calibration.compare import diff as compare

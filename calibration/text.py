@@ -211,3 +211,27 @@ def transfer_text(rows: Sequence[Mapping[str, Any]]) -> str:
             mean, worst = sum(errors) / len(errors), max(errors)
             found.append(f"{label}: {len(errors)} values, off by {mean:.0%} in the mean, {worst:.0%} at most")
     return "\n".join([table(header, lines), "", *found])
+
+
+def ceilings_text(found: Mapping[str, Any]) -> str:
+    """A line a ceiling: foretold, by protocol, the bound of raw rates, and what its method reached end to end."""
+
+    def plain(row: Mapping[str, Any], name: str) -> str:
+        return f"{row[name]:.1f}" if name in row else "-"
+
+    lines = [
+        (
+            row["name"] + (f", link {row['link']}" if row["link"] else ""),
+            f"{row['context']} x {row['batch']}",
+            plain(row, "foretold_tok_s"),
+            plain(row, "protocol_tok_s"),
+            percent(row.get("foretold_error")),
+            plain(row, "bound_tok_s"),
+            f"{row['method']} x {row['achieved_batch']}" if "method" in row else "not run",
+            plain(row, "achieved_tok_s"),
+            f"{row['achieved_over_bound']:.2f}" if "achieved_over_bound" in row else "-",
+        )
+        for row in found["rows"]
+    ]
+    header = ("ceiling", "at", "foretold", "by protocol", "error", "bound", "method", "achieved", "of bound")
+    return "\n".join([table(header, lines), *(f"ERROR {text}" for text in found["errors"])])

@@ -1,0 +1,209 @@
+"""Fig. 5 measured: each ceiling foretold, measured by its protocol, and what the method that should hit it reached.
+
+Three numbers a ceiling, none made of another: **foretold** from the profile's rates; **protocol** from the cell
+``ceiling:..``, which a process of its own ran; **achieved** from the cell ``run:..`` of the method, end to end. Beside
+them the **bound**, work over the raw rate that the cell ``rates`` found: achieved / bound above 1 says that one of the
+two was measured wrongly, and is an error.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from calibration import conditions
+from calibration.cells import Ran, read_runs
+from herald_pipeline import pipeline as pipelines
+from herald_pipeline.errors import ConfigError, ProfileError
+from herald_pipeline.hardware import Profile, known
+from herald_pipeline.model import KVDtype, ModelShape
+from herald_pipeline.stages import Mode, RowGroup, launch_shape
+from herald_pipeline.units import GB, NS_PER_S
+from herald_sim.cost import CostModel
+
+Say = Callable[[str], None]
+BUDGET = 0.05
+PREDICTED_WITHIN = 0.05
+HIT_BY: Mapping[str, str] = {
+    "full_kv_fetch_per_step": "layer-prefetch",
+    "sparse_fetch_per_step": "step-fetch",
+    "sparse_fetch_per_block": "herald",
+    "cpu_32q_kernel": "mage-cpu",
+    "cpu_1q_kernel": "herald",
+    "gpu_full_kv_forward": "dense",
+    "gpu_sparse_forward": "herald",
+}
+"""Ceiling -> the method whose own ceiling it is: end to end it should come near, and cannot pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """A cell of a ceiling: its name, where it was taken, and seconds of a block by the protocol."""
+
+    name: str
+    context: int
+    batch: int
+    steps: int
+    block_s: float
+    options: Mapping[str, Any]
+
+
+def measured(folder: Path, say: Say) -> tuple[list[Protocol], Mapping[str, float]]:
+    """Ceilings of a folder of cells, and the raw rates measured beside them.
+
+    Raises
+    ------
+    ConfigError
+        There is no ceiling, or no cell of rates.
+    """
+    found, rates = [], {}
+    for path in sorted(folder.glob("*.json")):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        name = str(document.get("cell", ""))
+        if "error" in document:
+            say(f"{name}: left out, it failed: {document['error'][:120]}")
+        elif name == "rates":
+            rates = {key: float(value) for key, value in document["result"].items() if isinstance(value, int | float)}
+        elif name.startswith("ceiling:"):
+            result = document["result"]
+            at = (int(result["context"]), int(result["batch"]), int(result["steps"]))
+            options = dict(part.split("=") for part in name.split(":")[4:])
+            found.append(Protocol(name.split(":")[1], *at, float(result["block_s"]), options))
+    if not found or not rates:
+        what = "ceiling" if rates else "cell of rates"
+        raise ConfigError(f"{folder} holds no {what}; python -m benchmarks.gpu --plan ceilings --out {folder} makes it")
+    return found, rates
+
+
+def compare(folder: Path, profile: Profile | None, shape: ModelShape, say: Say) -> dict[str, Any]:
+    """A row a ceiling and run of its method; ``errors`` names each achieved / bound above 1."""
+    protocols, rates = measured(folder, say)
+    runs = [run for run in read_runs(folder, say) if run.model == shape.name]
+    rows = [row for protocol in protocols for row in _rows(protocol, rates, runs, profile, shape)]
+    errors = [
+        f"{row['name']}: {row['method']} reached {row['achieved_tok_s']:.1f} tok/s, above the bound of "
+        f"{row['bound_tok_s']:.1f}: a rate or the run was measured wrongly"
+        for row in rows
+        if row.get("achieved_over_bound", 0.0) > 1.0
+    ]
+    return {"model": shape.name, "profile": None if profile is None else profile.name, "rows": rows, "errors": errors}
+
+
+def _rows(
+    protocol: Protocol, rates: Mapping[str, float], runs: list[Ran], profile: Profile | None, shape: ModelShape
+) -> Iterator[dict[str, Any]]:
+    """The ceiling beside every run of its method at its context and under its conditions; alone where none ran."""
+    base: dict[str, Any] = {
+        "name": protocol.name,
+        "context": protocol.context,
+        "link": protocol.options.get("link"),
+        "steps": protocol.steps,
+        "batch": protocol.batch,
+        "protocol_tok_s": protocol.batch * shape.block_length / protocol.block_s,
+    }
+    if profile is not None:
+        met = tuple((name, value) for name, value in protocol.options.items() if name in conditions.NAMES)
+        settings = pipelines.build(shape, "mage-cpu-representative").settings
+        under = conditions.under(profile, met, settings, shape.num_layers, None)
+        foretold = _tok_s(foretold_block_s(protocol, under, shape), protocol.batch, shape)
+        base |= {"foretold_tok_s": foretold, "foretold_error": foretold / base["protocol_tok_s"] - 1}
+    of_method = [run for run in runs if _belongs(run, protocol)]
+    if not of_method:
+        yield {**base, "bound_tok_s": _tok_s(bound_block_s(protocol, rates, shape), protocol.batch, shape)}
+    for run in of_method:
+        point, achieved = run.sample.point, run.sample.figures["throughput_tok_s"]
+        at = Protocol(protocol.name, point.context, point.batch, point.steps, 0.0, protocol.options)
+        bound = _tok_s(bound_block_s(at, rates, shape), point.batch, shape)
+        yield {
+            **base,
+            "method": point.method,
+            "achieved_batch": point.batch,
+            "achieved_tok_s": achieved,
+            "bound_tok_s": bound,
+            "achieved_over_bound": achieved / bound,
+        }
+
+
+def _belongs(run: Ran, protocol: Protocol) -> bool:
+    point = run.sample.point
+    met = {name: float(value) for name, value in point.conditions if name == "link"}
+    wanted = {name: float(value) for name, value in protocol.options.items() if name == "link"}
+    others = [name for name, _ in point.conditions if name not in ("link", "hbm")]
+    same = point.method == HIT_BY[protocol.name] and point.context == protocol.context and point.steps == protocol.steps
+    return same and met == wanted and not others and point.budget in (None, BUDGET)
+
+
+def _tok_s(block_s: float, batch: int, shape: ModelShape) -> float:
+    return batch * shape.block_length / block_s
+
+
+# Bounds by raw rates, and predictions by the profile ----------------------------------------------------------------
+
+
+def _fetched(protocol: Protocol, shape: ModelShape) -> tuple[float, int]:
+    """Bytes of a layer of the whole batch that cross the link, and how often in a block."""
+    entries = protocol.context if protocol.name.startswith("full") else max(1, int(BUDGET * protocol.context))
+    times = protocol.steps if protocol.name.endswith("per_step") else 1
+    return protocol.batch * entries * shape.kv_bytes_per_token_layer(KVDtype.BF16), times
+
+
+def bound_block_s(protocol: Protocol, rates: Mapping[str, float], shape: ModelShape) -> float:
+    """Seconds of a block that one raw rate leaves: bytes over the link, of host memory, or of device memory."""
+    if "fetch" in protocol.name:
+        size, times = _fetched(protocol, shape)
+        link = min(rates["h2d_gb_s"], float(protocol.options.get("link", rates["h2d_gb_s"])))
+        return size * shape.num_layers * times / (link * GB)
+    scanned = protocol.batch * protocol.context * shape.kv_bytes_per_token(KVDtype.BF16)
+    if protocol.name.startswith("cpu"):
+        return scanned / (rates["dram_read_gb_s"] * GB)
+    share = 1.0 if protocol.name == "gpu_full_kv_forward" else _sparse_share(shape)
+    # Embedding rows are looked up, not read; experts that a batch of few tokens would miss are counted as read.
+    weights = shape.weight_bytes() - 2.0 * shape.vocab_size * shape.hidden_size
+    rate = max(rates["hbm_copy_gb_s"], rates["hbm_read_gb_s"]) * GB
+    tokens = protocol.batch * shape.block_length
+    # The head sees the masked positions only: left out.
+    flops_s = 2.0 * tokens * (shape.active_params - shape.vocab_size * shape.hidden_size)
+    flops_s /= rates["gemm_tflop_s"] * 1e12
+    return protocol.steps * (share * scanned / rate + max(weights / rate, flops_s))
+
+
+def _sparse_share(shape: ModelShape) -> float:
+    """Share of the full KV that a sparse step reads: two exact layers, the budget of the others."""
+    exact = pipelines.build(shape, "herald").settings.exact_layers
+    return (exact + (shape.num_layers - exact) * BUDGET) / shape.num_layers
+
+
+def foretold_block_s(protocol: Protocol, profile: Profile, shape: ModelShape) -> float:
+    """Seconds of a block by the profile alone: the cost model's price of what the protocol does."""
+    if "fetch" in protocol.name:
+        size, times = _fetched(protocol, shape)
+        return size * shape.num_layers * times / (known(profile.machine.link.h2d_gb_s).at(size).value * GB)
+    full = protocol.name == "gpu_full_kv_forward"
+    queries = shape.block_length if protocol.name == "cpu_32q_kernel" else 1
+    changes = {} if full else {"queries": queries, "budget": BUDGET}
+    pipeline = pipelines.build(shape, "dense" if full else "mage-cpu-representative", **changes)
+    rows = tuple(range(protocol.batch))
+    selected = pipeline.settings.selected_tokens(protocol.context)
+    entries = protocol.batch * protocol.context
+    costs = CostModel(pipeline, profile)
+    if protocol.name.startswith("cpu"):
+        group = RowGroup(rows, (0,) * len(rows), Mode.DENOISE, entries, 0, 0)
+        shaped = launch_shape((group,), pipeline.settings.block_length)
+        cost = costs.stage_cost(pipeline.stage("select"), shaped, shape.num_layers - 1)
+        return shape.num_layers * cost.total_ns / NS_PER_S
+    group = RowGroup(rows, (0,) * len(rows), Mode.DENOISE, entries, protocol.batch * selected, 0)
+    shaped = launch_shape((group,), pipeline.settings.block_length)
+    return protocol.steps * costs.stage_cost(pipeline.template.denoise, shaped, None).total_ns / NS_PER_S
+
+
+def check(found: Mapping[str, Any]) -> None:
+    """Refuse a comparison in which something passed its bound.
+
+    Raises
+    ------
+    ProfileError
+        With each achieved / bound above 1.
+    """
+    if found["errors"]:
+        raise ProfileError("achieved / bound above 1:\n" + "\n".join(found["errors"]))

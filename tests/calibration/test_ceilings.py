@@ -1,0 +1,64 @@
+"""Ceilings by protocol beside predictions and runs, and the check that nothing passes its bound."""
+
+import json
+
+import pytest
+
+from calibration.ceilings import Protocol, bound_block_s, check, compare, measured
+from herald_pipeline import catalogue, hardware_io
+from herald_pipeline.errors import ConfigError, ProfileError
+
+MINI = catalogue.resolve("llada2-mini")
+RATES = {
+    "dram_read_gb_s": 130.0, "hbm_copy_gb_s": 4000.0, "hbm_read_gb_s": 4200.0, "h2d_gb_s": 55.0, "d2h_gb_s": 55.0,
+    "gemm_tflop_s": 800.0,
+}  # fmt: skip
+LAYER_BYTES = 4 * 16384 * 2 * 4 * 128 * 2
+"""Keys and values of a layer, four requests of 16K: bf16, four KV heads of 128."""
+
+
+def write(folder, name, result):
+    (folder / f"{name.replace(':', '-')}.json").write_text(json.dumps({"cell": name, "result": result}))
+
+
+@pytest.fixture
+def cells(tmp_path):
+    write(tmp_path, "rates", RATES)
+    block_s = LAYER_BYTES * 20 * 20 / 54e9
+    ceiling = {"context": 16384, "batch": 4, "steps": 20, "block_s": block_s}
+    write(tmp_path, "ceiling:full_kv_fetch_per_step:16384:4", ceiling)
+    return tmp_path
+
+
+def run(folder, throughput):
+    point = {"context": 16384, "batch": 4, "steps": 20, "blocks": 3, "block_length": 32, "kv_dtype": "bf16"}
+    figures = {"model": "llada2-mini", "method": "layer-prefetch", "options": {}, "throughput_tok_s": throughput}
+    write(folder, "run:layer-prefetch:16384:4", {**point, **figures})
+
+
+def test_a_bound_of_the_link_is_its_bytes_over_its_rate():
+    at = Protocol("full_kv_fetch_per_step", 16384, 4, 20, 0.0, {})
+    assert bound_block_s(at, RATES, MINI) == pytest.approx(LAYER_BYTES * 20 * 20 / 55e9)
+    paced = Protocol("full_kv_fetch_per_step", 16384, 4, 20, 0.0, {"link": "27.5"})
+    assert bound_block_s(paced, RATES, MINI) == pytest.approx(LAYER_BYTES * 20 * 20 / 27.5e9)
+
+
+def test_protocol_prediction_and_the_method_stand_side_by_side(cells):
+    run(cells, 4.0)
+    profile = hardware_io.resolve("h100-sxm-80g_xeon-8481c")
+    (row,) = compare(cells, profile, MINI, lambda _: None)["rows"]
+    assert row["foretold_error"] == pytest.approx(27.68 / 54 - 1, abs=0.01)
+    assert row["achieved_over_bound"] == pytest.approx(4.0 / (4 * 32 / (LAYER_BYTES * 400 / 55e9)))
+
+
+def test_what_passes_its_bound_is_an_error(cells):
+    run(cells, 150.0)
+    found = compare(cells, None, MINI, lambda _: None)
+    with pytest.raises(ProfileError, match="layer-prefetch reached 150"):
+        check(found)
+
+
+def test_a_folder_without_ceilings_is_refused(tmp_path):
+    write(tmp_path, "rates", RATES)
+    with pytest.raises(ConfigError, match="holds no ceiling"):
+        measured(tmp_path, lambda _: None)
