@@ -84,7 +84,7 @@ def _notes(calibrations: Sequence[Calibration]) -> tuple[str, ...]:
     references = [c.reference_s for c in calibrations if c.reference_s is not None]
     if not references:
         notes.append("no reference beside the profile: drift of the machine is not known")
-    if len(calibrations) == 1:
+    if len(calibrations) == 1 and references:
         notes.append("measured once: how far a second measurement would predict otherwise is not known (--again)")
     elif len(references) == len(calibrations):
         change = max(references) / min(references) - 1

@@ -42,15 +42,24 @@ def report_text(report: Report) -> str:
             (_throughput_row(point) for point in report.points),
         ),
         "",
-        table(
-            ("stage kind, held out", "points", "measured ms", "predicted", "median", "worst", "spread", "of busy time"),
-            (_stage_row(report, kind) for kind in report.summary["stages"]),
-        ),
-        "",
     ]
-    lines += [f"{kind}: {errors['cause']}" for kind, errors in report.summary["stages"].items()]
+    stages = report.summary["stages"]
+    if stages:
+        header = (
+            "stage kind, held out",
+            "points",
+            "measured ms",
+            "predicted",
+            "median",
+            "worst",
+            "spread",
+            "of busy time",
+        )
+        lines += [table(header, (_stage_row(report, kind) for kind in stages)), ""]
+    lines += [f"{kind}: {errors['cause']}" for kind, errors in stages.items()]
     if report.fitted:
-        lines.append(f"fitted: {', '.join(report.fitted)}; all else is measured")
+        names = ", ".join(path.rpartition(".")[2] for path in report.fitted)
+        lines.append(f"fitted: {names}; every other number stands as the profile states it")
     lines += [f"note: {note}" for note in report.notes]
     for point in report.points:
         lines += [f"note: {point.point.name}: {note}" for note in (*point.notes, point.refused) if note]

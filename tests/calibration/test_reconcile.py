@@ -122,7 +122,7 @@ def test_the_interval_of_an_error_follows_from_both_sides_spreads(profile, shape
 
 
 def test_one_calibration_says_that_its_own_spread_is_unknown(profile, shape):
-    report = reconcile([sample(100.0)] * 2, profile, shape, None, predicting(100.0))
+    report = reconcile([sample(100.0, reference_s=0.01)] * 2, profile, shape, 0.01, predicting(100.0))
     assert any("how far a second measurement would predict otherwise is not known" in note for note in report.notes)
 
 
@@ -130,6 +130,11 @@ def test_without_a_reference_the_report_says_that_drift_is_unknown(profile, shap
     report = reconcile([sample(100.0)], profile, shape, None, predicting(110.0))
     assert only(report).drift is None
     assert any("drift of the machine is not known" in note for note in report.notes)
+
+
+def test_runs_without_stages_print_no_table_of_them(profile, shape):
+    text = report_text(reconcile([sample(100.0)] * 2, profile, shape, None, predicting(100.0)))
+    assert "stage kind, held out" not in text
 
 
 def test_stages_that_the_description_lacks_are_named(profile, shape):
