@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.cells import PLANS, Cell, parse, plan
+from herald_exec.kernels import kept
 from herald_pipeline.errors import ConfigError, HeraldError
 
 WORK = {
@@ -64,6 +66,7 @@ def run_cell(bench: Any, cell: Cell) -> dict[str, Any]:
 def _apart(bench: Any, cell: Cell) -> dict[str, Any]:
     """The cell in a process of its own; this one gives its memory back first."""
     bench.drop_model()
+    kept.release()
     args = bench.args
     command = [sys.executable, "-m", "benchmarks.gpu", "--cells", cell.name, "--out", str(args.out), "--model"]
     command += [args.model, "--device", args.device, "--minutes", str(args.minutes)]
@@ -126,6 +129,22 @@ def _main(args: argparse.Namespace) -> int:
 
     args.out.mkdir(parents=True, exist_ok=True)
     bench, begun, lines = Bench(args), time.perf_counter(), []
+    with kept.keep_memory():
+        _run_all(bench, cells, seconds, facts, lines, begun)
+    print("\n".join(lines))
+    return 0
+
+
+def _run_all(
+    bench: Any,
+    cells: list[Cell],
+    seconds: Callable[[Any, Cell], float],
+    facts: Callable[[Any], dict[str, Any]],
+    lines: list[str],
+    begun: float,
+) -> None:
+    """Cells in turn while the budget lasts; host memory of one is left to the next."""
+    args = bench.args
     for cell in cells:
         path = args.out / cell.file
         if path.exists() and "error" not in json.loads(path.read_text()):
@@ -142,8 +161,6 @@ def _main(args: argparse.Namespace) -> int:
         path.write_text(json.dumps(document, indent=1) + "\n")
         lines.append(summary(cell, found))
         print(lines[-1], file=sys.stderr, flush=True)
-    print("\n".join(lines))
-    return 0
 
 
 if __name__ == "__main__":

@@ -15,66 +15,12 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from herald_pipeline.errors import CapacityError, ConfigError, RunError, check_number, raise_problems, unknown_name
 
-from . import _core
+from . import _core, kept
 
 PAGE_TOKENS = 64
-DTYPES = {"bf16": 0, "fp16": 1, "fp32": 2}
-_STORAGE: dict[str, np.dtype[Any]] = {
-    "bf16": np.dtype(np.uint16),
-    "fp16": np.dtype(np.float16),
-    "fp32": np.dtype(np.float32),
-}
-_TORCH_NAMES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
-Array = npt.NDArray[Any]
-
-
-def storage_dtype(dtype: str) -> np.dtype[Any]:
-    """Numpy dtype that carries a KV dtype: ``uint16`` for bf16, which numpy does not have."""
-    return _STORAGE[dtype]
-
-
-def as_storage(value: Any, dtype: str, name: str) -> Array:
-    """A torch tensor or numpy array as numpy in the storage dtype, without a copy; other dtypes are refused."""
-    if hasattr(value, "detach"):  # torch, without importing it
-        if value.device.type != "cpu":
-            message = f"{name} is on {value.device}; the CPU kernels need host memory: pass {name}.cpu()"
-            raise ConfigError(message)
-        found = _TORCH_NAMES.get(str(value.dtype), str(value.dtype))
-        if found == "bf16":
-            import torch
-
-            value = value.view(torch.uint16)
-        array: Array = value.detach().numpy()
-    else:
-        array = np.asarray(value)
-        names = {"uint16": "bf16", "float16": "fp16", "float32": "fp32"}
-        found = names.get(array.dtype.name, array.dtype.name)
-    if found != dtype:
-        message = f"{name} must be {dtype}, got {found}; convert it first"
-        raise ConfigError(message)
-    return array
-
-
-def to_float32(stored: Array, dtype: str) -> npt.NDArray[np.float32]:
-    """Stored elements as fp32 (bf16 bits widened)."""
-    if dtype == "bf16":
-        return (stored.astype(np.uint32) << 16).view(np.float32)
-    return stored.astype(np.float32)
-
-
-def from_float32(values: Array, dtype: str) -> Array:
-    """fp32 values rounded to nearest-even in a storage dtype; NaN stays NaN."""
-    single = np.ascontiguousarray(values, dtype=np.float32)
-    if dtype != "bf16":
-        with np.errstate(over="ignore"):
-            return single.astype(_STORAGE[dtype])
-    bits = single.view(np.uint32)
-    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    return np.where(np.isnan(single), np.uint16(0x7FC0), rounded)
 
 
 def _check_shape(sizes: dict[str, int], dtype: str) -> None:
@@ -132,13 +78,14 @@ class PagedKV:
         self.head_dim, self.dtype = head_dim, dtype
         self.pages_per_slot = -(-capacity_tokens // PAGE_TOKENS)
         self.capacity_tokens = self.pages_per_slot * PAGE_TOKENS
-        storage = _STORAGE[dtype]
+        storage = STORAGE[dtype]
         tile = PAGE_TOKENS * head_dim * storage.itemsize
         head = self.pages_per_slot * 2 * tile
         slot, layer = num_kv_heads * head, num_slots * num_kv_heads * head
         #: Bytes of the whole pool, and where it starts: what a CUDA host registers as pinned.
         self.nbytes = num_layers * layer
-        self.address = _core.map_memory(self.nbytes) if self.nbytes < 2**62 else 0
+        self._memory = kept.take(self.nbytes)
+        self.address = 0 if self._memory is None else self._memory.address
         if not self.address:
             message = (
                 f"the KV pool of {self.nbytes / 1e9:.1f} GB ({num_layers} layers x {num_slots} slots x "
@@ -240,17 +187,26 @@ class PagedKV:
         return found[0], found[1]
 
     def fill_normal(self, seed: int = 0, threads: int | None = None) -> None:
-        """Fill the whole pool with unit normals, each page first touched by a worker: synthetic KV for measuring."""
+        """Fill the whole pool with unit normals, each page first touched by a worker: synthetic KV for measuring.
+
+        Memory that an earlier pool has filled and left (:mod:`herald_exec.kernels.kept`) is not filled again.
+        """
         _ = self.pages
-        elements = self.nbytes // _STORAGE[self.dtype].itemsize
-        _core.fill_normal(self.address, elements, DTYPES[self.dtype], seed, threads or 0)
+        memory = self._memory
+        assert memory is not None
+        there = memory.filled_bytes if memory.filled_dtype == self.dtype else 0
+        if there < self.nbytes:
+            elements = (self.nbytes - there) // STORAGE[self.dtype].itemsize
+            _core.fill_normal(self.address + there, elements, DTYPES[self.dtype], seed, threads or 0)
+            memory.filled_bytes, memory.filled_dtype = self.nbytes, self.dtype
 
     def close(self) -> None:
         """Free the memory. Views of :attr:`pages` and running kernels must be gone; a second call does nothing."""
         if self.address:
             self._pages = None
-            address, self.address = self.address, 0
-            _core.unmap_memory(address, self.nbytes)
+            self.address = 0
+            assert self._memory is not None
+            kept.give(self._memory)
 
     def __enter__(self) -> Self:
         return self
@@ -296,7 +252,7 @@ class FlatKV:
         self.dtype = dtype
         sizes = {"num_slots": shape[0], "num_kv_heads": shape[1], "capacity_tokens": shape[2], "head_dim": shape[3]}
         _check_shape(sizes, dtype)
-        row = self.head_dim * _STORAGE[dtype].itemsize
+        row = self.head_dim * STORAGE[dtype].itemsize
         head = self.capacity_tokens * row
         self.nbytes = self._k.nbytes + self._v.nbytes
         self.view = _core.View(
