@@ -25,7 +25,7 @@ from herald_exec import kernels
 from herald_exec.kernels import GatherTuning, SelectOptions, Tuning, _core
 from herald_exec.kernels.dispatch import tier_index
 from herald_exec.kernels.measuring import KV_HEADS, KernelBench, Variant, cpu_model
-from herald_exec.kernels.selection import PHASES
+from herald_exec.kernels.options import PHASES
 
 T = Tuning
 Way = Callable[[], "Sample"]

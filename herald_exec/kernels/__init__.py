@@ -26,9 +26,11 @@ except ImportError as error:
 from . import reference
 from .bandwidth import memcpy_gb_s, peak_gflops, pool_read_gb_s, read_bandwidth_gb_s
 from .dispatch import active_tier, capabilities, set_tier, tier_names, usable_tiers
+from .elements import as_storage, from_float32, storage_dtype, to_float32
 from .int8_keys import Int8Keys
-from .selection import Draft, Selection, SelectOptions, gather, kernel_kind, select, topk
-from .store import PAGE_TOKENS, FlatKV, PagedKV, as_storage, from_float32, storage_dtype, to_float32
+from .options import Draft, Selection, SelectOptions
+from .selection import gather, kernel_kind, select, topk
+from .store import PAGE_TOKENS, FlatKV, PagedKV
 from .tuning import GatherTuning, Tuning, default_gather_tuning, default_tuning
 
 __all__ = [

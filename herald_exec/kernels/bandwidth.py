@@ -38,7 +38,8 @@ def read_bandwidth_gb_s(num_bytes: int, threads: int | None = None, repeats: int
 def pool_read_gb_s(pool: PagedKV, threads: int | None = None) -> float:
     """GB/s of one sequential read of a whole pool: the ceiling on the very memory that a kernel reads."""
     _ = pool.pages
-    return pool.nbytes / _core.read_seconds(tier_index(), pool.address, pool.nbytes, check_threads(threads)) / 1e9
+    seconds = _core.read_seconds(tier_index(), pool.address, pool.nbytes, check_threads(threads))
+    return pool.nbytes / seconds / 1e9
 
 
 def peak_gflops(unit: str, threads: int | None = None) -> float | None:

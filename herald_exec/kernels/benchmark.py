@@ -21,7 +21,8 @@ from . import _core
 from .bandwidth import memcpy_gb_s, peak_gflops
 from .dispatch import active_tier, capabilities, set_tier, usable_tiers
 from .measuring import BUDGET, GROUP, HEAD_DIM, KV_HEADS, QUERIES, KernelBench, Variant, cpu_model, plan
-from .selection import PHASES, gather, kernel_kind, topk
+from .options import PHASES
+from .selection import gather, kernel_kind, topk
 from .store import PagedKV
 from .tuning import default_tuning
 

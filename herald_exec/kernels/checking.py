@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from . import reference
-from .comparison import BF16_P, BF16_PV, FP32_P, KEYS8, Comparison, Tolerance, compare
+from .comparison import BF16_P, BF16_PV, FP32_P, Comparison, Tolerance, compare
 from .dispatch import active_tier, set_tier, usable_tiers
+from .elements import from_float32, storage_dtype
 from .int8_keys import Int8Keys
-from .selection import Draft, SelectOptions, gather, kernel_kind, select, topk
-from .store import FlatKV, PagedKV, from_float32, storage_dtype
+from .options import Draft, SelectOptions
+from .selection import gather, kernel_kind, select, topk
+from .store import FlatKV, PagedKV
 from .tuning import Tuning
 
 #: Each way that changes which code runs.
@@ -92,12 +94,10 @@ def _store(case: Case, rng: np.random.Generator) -> PagedKV | FlatKV:
 def tolerance_of(case: Case) -> Tolerance:
     """What the active tier owes for this case."""
     rows = case.x * case.group
-    if case.keys8:
-        return KEYS8
-    if kernel_kind(rows, case.dtype, case.head_dim, case.options.pv) == "amx":
+    if not case.keys8 and kernel_kind(rows, case.dtype, case.head_dim, case.options.pv) == "amx":
         return BF16_P
     dots = active_tier() in ("avx512bf16", "amx") and case.dtype == "bf16" and case.options.pv != "f32" and rows < 16
-    exact = BF16_PV if dots else FP32_P
+    exact = BF16_PV if dots and not case.keys8 else FP32_P
     # an fp32 score of 200 is known to 1e-5 only, and the exponential turns that into a relative error
     return replace(exact, importance=exact.importance * max(1.0, case.score_scale / 10))
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from .options import Selection
 from .reference import Expected
-from .selection import Selection
 
 #: Importance below this is zero on every tier (2^-100): such positions tie and the lower one wins.
 SMALLEST_IMPORTANCE = 2.0**-100
@@ -35,9 +35,6 @@ class Tolerance:
 FP32_P = Tolerance(index=1e-5, output=3e-5, importance=3e-5)
 #: bf16 probabilities in P x V only: scores and importance stay fp32.
 BF16_PV = Tolerance(index=1e-5, output=6e-3, importance=3e-5)
-#: 8-bit keys against their own definition: the same integer sums, but queries are rounded to 16 bits. Positions that
-#: tie with the last candidate have exact or 8-bit importance, and are not compared.
-KEYS8 = Tolerance(index=2e-4, output=2e-4, importance=2e-4)
 #: bf16 probabilities everywhere: the matrix tiles.
 BF16_P = Tolerance(index=5e-3, output=6e-3, importance=8e-3)
 

@@ -15,7 +15,8 @@ import numpy as np
 from .bandwidth import pool_read_gb_s
 from .dispatch import set_tier, usable_tiers
 from .int8_keys import Int8Keys
-from .selection import Selection, SelectOptions, select
+from .options import Selection, SelectOptions
+from .selection import select
 from .store import PagedKV
 from .tuning import Tuning
 

@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .selection import Draft, Selection, SelectOptions, Store
-from .store import from_float32, to_float32
+from .elements import from_float32, to_float32
+from .options import Draft, Selection, SelectOptions, Store
 
 Float64 = npt.NDArray[np.float64]
-#: Two 8-bit importances this close (relative) may rank either way: each is known to half of it, as kernels round queries
-#: to 16 bits.
-CANDIDATE_TIE = 4e-4
+#: Two 8-bit importances this close (relative) may rank either way: fp32 sums in another order.
+CANDIDATE_TIE = 1e-4
+#: Rows and queries whose largest magnitude is below are zeros in 8 and 16 bits.
+ROUNDS_TO_ZERO = 1e-30
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,12 @@ def round_to_bf16(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     return to_float32(from_float32(values, "bf16"), "bf16")
 
 
+def _whole(values: npt.NDArray[np.float32], steps: np.float32, most: npt.NDArray[np.float32]) -> Float64:
+    """Whole numbers of up to ``steps`` for the largest magnitude; the division is in fp32, as in the kernels."""
+    whole: Float64 = np.rint(values * (steps / np.maximum(most, np.float32(ROUNDS_TO_ZERO)))).astype(np.float64)
+    return np.where(most < ROUNDS_TO_ZERO, 0.0, whole)
+
+
 def quantised(k: Float64) -> Float64:
     """Rows of K as 8-bit keys hold them: their own scale times whole numbers of -127 .. 127.
 
@@ -61,9 +68,18 @@ def quantised(k: Float64) -> Float64:
     single = k.astype(np.float32)
     with np.errstate(invalid="ignore", divide="ignore"):
         most = np.abs(single).max(-1, keepdims=True)
-        whole = np.where(most > 0, np.rint(single * (np.float32(127) / most)), np.float32(0)).astype(np.float64)
+        whole = _whole(single, np.float32(127), most)
         scale = (most / np.float32(127)).astype(np.float64)
         found: Float64 = whole * scale + scale * 0
+    return found
+
+
+def rounded_queries(scaled: npt.NDArray[np.float32]) -> Float64:
+    """Scaled queries as 8-bit keys meet them: 16-bit numbers times the largest magnitude over 127 x 256 + 127."""
+    steps = np.float32(127 * 256 + 127)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        most = np.abs(scaled).max(-1, keepdims=True)
+        found: Float64 = _whole(scaled, steps, most) * (most / steps).astype(np.float64)
     return found
 
 
@@ -72,10 +88,10 @@ Probability = tuple[int, int, Float64, Float64]
 
 def _score_again(
     importance: Float64, rows: list[Probability], scores: list[Float64], budget: int, candidates: float
-) -> tuple[list[Probability], npt.NDArray[np.bool_]]:
+) -> tuple[list[Probability], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """8-bit probabilities with those of the candidates replaced; ``importance`` is replaced there in place.
 
-    Also returns which positions tie with the last candidate, when not all positions are candidates.
+    Also returns the candidates, and which positions tie with the last of them, when not all positions are candidates.
     ``scores`` hold a row's exact scores; its 8-bit ones follow from the probabilities and are needed only as ratios.
     """
     length = len(importance)
@@ -92,7 +108,7 @@ def _score_again(
         new /= new.sum()
         importance[chosen] += new[chosen]
         again.append((i, head, new, values))
-    return again, tied
+    return again, chosen, tied
 
 
 def select(
@@ -124,6 +140,7 @@ def select(
     if bf16_queries:
         scaled = round_to_bf16(scaled)
     base2 = scaled.astype(np.float64) * np.log(2.0)  # back to natural exponentials
+    base2_8bit = rounded_queries(scaled) * np.log(2.0)
     group = num_heads // store.num_kv_heads
     lengths = np.asarray(lengths)
     budget = np.broadcast_to(np.asarray(budget_tokens), (rows,))
@@ -160,7 +177,7 @@ def select(
                         exact_scores.append(scores[:length])
                         if keys8:
                             scores = np.concatenate(
-                                [rounded[:, head] @ base2[row, i, head * group + g], scores[length:]]
+                                [rounded[:, head] @ base2_8bit[row, i, head * group + g], scores[length:]]
                             )
                             exact_scores.append(scores[:length])
                         p = np.exp(scores - scores.max())
@@ -169,11 +186,12 @@ def select(
                         probabilities.append((i, head * group + g, p, values))
             if options.smoothing > 1:
                 importance = smooth(importance, options.smoothing)
+            ranked = np.arange(length)
             if keys8:
-                probabilities, undecided[row, head, :length] = _score_again(
+                probabilities, ranked, undecided[row, head, :length] = _score_again(
                     importance, probabilities, exact_scores, int(budget[row]), options.candidates
                 )
-            chosen = topk(importance, int(budget[row]))
+            chosen = ranked[topk(importance[ranked], int(budget[row]))]
             of_output = chosen if output_of is None else output_of.indices[row, head, : output_of.counts[row, head]]
             for i, query_head, p, values in probabilities:
                 if options.key_only or keys8:
@@ -188,5 +206,6 @@ def select(
             counts[row, head] = len(chosen)
             kept[row, head, :length] = importance
             mine = output[row, :, head * group : (head + 1) * group]
-            status[row, head] = not np.isfinite(mine).all()
+            finite = [bool(np.isfinite(p).all()) for _i, _head, p, _values in probabilities]
+            status[row, head] = not (np.isfinite(mine).all() and all(finite))
     return Expected(output, indices, counts, status, kept, undecided=undecided)

@@ -19,6 +19,7 @@ import numpy as np
 from herald_pipeline.errors import CapacityError, ConfigError, RunError, check_number, raise_problems, unknown_name
 
 from . import _core, kept
+from .elements import DTYPES, STORAGE, Array, as_storage
 
 PAGE_TOKENS = 64
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from herald_exec import kernels
 from herald_exec.kernels.checking import EDGE_SIZES, TUNINGS, Case, run_case
-from herald_exec.kernels.selection import SelectOptions
+from herald_exec.kernels.options import SelectOptions
 
 
 def random_case(rng: np.random.Generator, seed: int) -> Case:

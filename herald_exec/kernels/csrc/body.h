@@ -377,7 +377,7 @@ static void FN(pack_int16)(const float *from, int rows, int head_dim, int padded
             if (!(size <= most)) most = size; /* NaN is taken */
         }
         unit[row] = most / INT16_STEPS;
-        float per = most > 0.0f && most < __builtin_inff() ? INT16_STEPS / most : 0.0f;
+        float per = most >= HERALD_ROUNDS_TO_ZERO && most < __builtin_inff() ? INT16_STEPS / most : 0.0f;
         for (int c = 0; c < padded; c++) to[c] = c < head_dim ? (int16_t)__builtin_lrintf(from[c] * per) : 0;
     }
 }

@@ -20,6 +20,7 @@
 #define HERALD_TILE 64
 #define HERALD_MAX_HEAD_DIM 256
 #define HERALD_INT8_ROW(head_dim) (((int64_t)(head_dim) + 31) / 32 * 32) /* bytes; 64 rows, then 64 float scales */
+#define HERALD_ROUNDS_TO_ZERO 1e-30f /* a row of K or a query whose largest magnitude is below, in 8 or 16 bits */
 #define HERALD_WARM_BYTES 512      /* of the next unit, per tile of importance */
 #define HERALD_SCORE_MIN (-3.0e38f) /* start of a running maximum: finite, so that -inf - m is -inf and never NaN */
 

@@ -20,7 +20,7 @@ static void quantise_row(const float *k, int head_dim, int8_t *to, float *scale)
         bad |= !(size <= 3.4e38f);
     }
     *scale = bad ? NAN : most / 127.0f;
-    float per = bad || most < 1e-36f ? 0.0f : 127.0f / most;
+    float per = bad || most < HERALD_ROUNDS_TO_ZERO ? 0.0f : 127.0f / most;
     for (int c = 0; c < head_dim; c++) to[c] = (int8_t)lrintf(bad ? 0.0f : k[c] * per);
 }
 

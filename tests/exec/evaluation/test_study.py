@@ -100,7 +100,7 @@ class OneStore:
 @pytest.mark.parametrize("queries", [1, 4])
 def test_a_pass_is_the_kernels_definition_of_selection(options, queries):
     """float64 numpy, written for the kernels: same entries, same output."""
-    from herald_exec.kernels.selection import Draft, SelectOptions
+    from herald_exec.kernels import Draft, SelectOptions
 
     prefix, extra, own = kv(40, 1), kv(6, 2), kv(queries, 3)
     q = torch.randn(1, queries, 4, 8, generator=torch.Generator().manual_seed(4))
