@@ -5,7 +5,7 @@ The policy is :mod:`herald_pipeline.decoding`'s and pure; this module owns token
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -255,6 +255,12 @@ class Loop:
             yield done
 
 
+def _on_host(record: RoundRecord) -> RoundRecord:
+    """The record in host memory, where statistics read it value by value."""
+    values = {part.name: getattr(record, part.name) for part in fields(record)}
+    return RoundRecord(**{name: None if value is None else value.cpu() for name, value in values.items()})
+
+
 @torch.no_grad()
 def decode(
     model: BlockModel, batch: Batch, policy: DecodingPolicy, sampler: Sampler | None = None, **options: Any
@@ -263,8 +269,8 @@ def decode(
     loop = Loop(model, batch, policy, sampler, **options)
     records, seconds, commits, ends = [], [], [], []
     for done in loop.rounds():
-        records.append(done.record)
+        records.append(_on_host(done.record))
         seconds.append(done.seconds)
-        commits.append([row.nonzero()[:, 0].tolist() for row in done.accepted])
+        commits.append([row.nonzero()[:, 0].tolist() for row in done.accepted.cpu()])
         ends.append(done.opened.e.tolist())
     return Decoded(batch, loop.tokens, loop.first_eos(), records, seconds, commits, ends)

@@ -111,7 +111,8 @@ _GREEDY = Cell(scheduler="dsb-greedy", cache="dsb")
 PLAN = Plan(
     name="full",
     groups=(
-        ("grid", _grid(("top1", "confidence", "entropy"), _SCHEDULERS, _CACHES)),
+        ("grid", _grid(("top1",), ("fixed", "dsb-greedy"), ("none", "dual", "dsb"))),
+        ("grid", _grid(("confidence", "entropy"), _SCHEDULERS, _CACHES)),
         ("s_init", tuple(replace(c, s_init=n) for n in (16, 32, 48, 64) for c in _SYSTEMS)),
         ("length", tuple(replace(c, response=n, fits=128) for n in (128, 256, 512, 1024) for c in _SYSTEMS)),
         (

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from herald_exec.evaluation import decoding_grid
@@ -12,6 +11,7 @@ from herald_exec.evaluation.__main__ import app
 from herald_exec.evaluation.decoding_grid import compare, draw_task, mean_interval, newline_tokens, run_plan
 from herald_exec.evaluation.decoding_plan import PLAN, REDUCED, Cell, Plan, check_plan
 from herald_exec.evaluation.decoding_report import read_results, text
+from herald_exec.models import random_model
 from herald_exec.reference import open_reference, read_shipped_material
 from herald_pipeline.errors import ConfigError
 
@@ -26,6 +26,7 @@ TINY = Plan(
     tasks=("few",),
     samples=1,
     ratio_samples=1,
+    threshold=0.5,
 )
 
 
@@ -36,7 +37,15 @@ def material():
 
 @pytest.fixture(scope="module")
 def model():
-    return open_reference("herald-ref-bidirectional").load("cpu", torch.float32)
+    """Small and untrained, with the reference model's vocabulary: what is tested here is the bookkeeping."""
+    shape = replace(
+        open_reference("herald-ref-bidirectional").shape,
+        num_layers=2, hidden_size=32, num_heads=2, num_kv_heads=1, head_dim=16,
+        intermediate_size=48,
+    )
+    small = random_model(shape, seed=5)
+    small.weights.head.mul_(6.0)
+    return small
 
 
 @pytest.fixture(scope="module")
