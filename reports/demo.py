@@ -88,7 +88,7 @@ def _throughput(document: dict[str, Any]) -> Section:
     rows = [
         (
             Cell(row["point"]),
-            Cell("not judged" if row["refused"] else row["set"]),
+            Cell(row["set"]),
             Cell(f"{row['measured']:.1f}", "number"),
             Cell(f"{row['spread']:.1%}", "number"),
             Cell(f"{row['predicted']:.1f}", "number"),

@@ -48,7 +48,7 @@ def throughputs(document: dict[str, Any]) -> pd.DataFrame:
             {
                 "point": f"{point['method']} {point['context']} x {point['batch']}",
                 "method": point["method"],
-                "set": point["set"],
+                "set": "not judged" if point.get("refused") else point["set"],
                 "context": point["context"],
                 "batch": point["batch"],
                 "measured": figure["measured"],

@@ -31,9 +31,7 @@ def ceilings(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
     )
     binding = alt.Chart(frame[frame["binding"]])
     ring = binding.mark_point(size=380, strokeWidth=2, color="#222").encode(x=x, y=y)
-    value = binding.mark_text(dy=-17, fontWeight="bold").encode(
-        x=x, y=y, text=alt.Text("tok_s:Q", format=",.0f")
-    )
+    value = binding.mark_text(dy=-17, fontWeight="bold").encode(x=x, y=y, text=alt.Text("tok_s:Q", format=",.0f"))
     chart = (dots + ring + value).properties(width=WIDTH * 2 // 3, height=46 * len(schemes))
     lowest = [
         f"{row['scheme']}: {row['tok_s']:,.0f} tokens/s by {row['resource']}"

@@ -37,7 +37,7 @@ def throughput_scatter(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
             shape=alt.Shape(
                 "set:N",
                 title="set",
-                scale=alt.Scale(domain=["held-out", "fit"], range=["circle", "cross"]),
+                scale=alt.Scale(domain=["held-out", "fit", "not judged"], range=["circle", "cross", "triangle-up"]),
             ),
             tooltip=[
                 alt.Tooltip("point:N"),

@@ -98,3 +98,13 @@ def test_the_command_without_runs_ends_with_a_message(tmp_path):
     assert done.returncode == 2
     assert "calibration reconcile --out" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_point_that_was_not_judged_is_neither_good_nor_bad(runs, document):
+    document["points"][1]["refused"] = "the machine ran 1.50 times slower than when it was calibrated: not judged"
+    (runs / "reconcile.json").write_text(json.dumps(document), encoding="utf-8")
+    _, _, sections = build(inputs(runs))
+    row = sections[0].table.rows[1]
+    assert (row[1].text, row[5].kind) == ("not judged", "number")
+    assert any("1.50 times slower" in note for note in sections[0].notes)
+    assert "1 of 1 held-out ones" in sections[0].chart.to_dict()["description"]
