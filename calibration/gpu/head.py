@@ -1,10 +1,11 @@
-"""LM head and choice on a GPU: what they take beyond the head's product, in passes over fp32 logits."""
+"""LM head and choice on a GPU: what they take beyond the head's product, and how fast its matrix is read."""
 
 from calibration.bench import Bench, Part, Value, row_of
 from calibration.gpu import layers
 from calibration.gpu.graphs import timed
 from calibration.timing import Work
 from herald_pipeline.units import GB
+from herald_pipeline.work import WEIGHT_BYTES
 
 TABLE = "head by positions"
 
@@ -36,7 +37,25 @@ def measure(bench: Bench, part: Part) -> None:
         rest = timings[str(n)].seconds - layers.product_seconds(bench, n, weight.numel())
         passes[n] = max(0.0, rest) * hbm / (n * vocabulary * 4.0)
         part.rows.append(row_of(timings[str(n)], tokens=n, vocabulary=vocabulary, passes=round(passes[n], 3)))
-    chosen = sizes[len(sizes) // 2]
+    # Of these sizes the one nearest to what a large batch's head sees: half of its positions.
+    chosen = sizes[-2]
     note = f"head and choice over {chosen} positions of {vocabulary} tokens, less the head's product by gemm_efficiency"
-    spread = round(timings[str(chosen)].spread, 4)
-    part.values = [Value("engine.sampler_passes", "passes", max(0.01, passes[chosen]), spread=spread, note=note)]
+    few = timings[str(sizes[0])]
+    read = weight.numel() * WEIGHT_BYTES / few.seconds / hbm
+    part.values = [
+        Value(
+            "engine.sampler_passes",
+            "passes",
+            max(0.01, passes[chosen]),
+            spread=round(timings[str(chosen)].spread, 4),
+            note=note,
+        ),
+        Value(
+            "engine.weight_read_efficiency",
+            "share",
+            min(1.0, read),
+            spread=round(few.spread, 4),
+            note=f"the head's matrix over {sizes[0]} positions, choice included: the largest that is read at once; "
+            "what small matrices lose to launches is in gemm_efficiency",
+        ),
+    ]

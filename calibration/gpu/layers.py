@@ -11,7 +11,6 @@ from calibration.parts import gemm
 from calibration.timing import Work
 from herald_exec.models import BlockModel, random_model
 from herald_pipeline.units import GB
-from herald_pipeline.work import WEIGHT_BYTES
 
 PRODUCTS = "products of a layer"
 """Table of :attr:`Bench.tables`: seconds of a layer's dense products by rows."""
@@ -40,7 +39,7 @@ def layers_model(bench: Bench) -> BlockModel:
 
 
 def measure(bench: Bench, part: Part) -> None:
-    """Share of the peak by rows, share of the read rate at one row, fixed cost of a layer."""
+    """Share of the peak by rows, fixed cost of a layer."""
     peak = bench.found[gemm.PEAK] * 1e12
     model, rows = layers_model(bench), token_rows(bench)
     cases: dict[str, Work] = {}
@@ -64,14 +63,11 @@ def measure(bench: Bench, part: Part) -> None:
             timing = timings[f"{case} {n}"]
             gflop_s = round(2.0 * n * params * count / timing.seconds / GB, 2)
             part.rows.append(row_of(timing, case=case, rows=n, layers=count, gflop_s=gflop_s))
-    rate = bench.rate("machine.gpu.bandwidth_gb_s", "attention")
-    read = params * WEIGHT_BYTES / products[rows[0]] / GB / rate
     spread, first = widest(timings.values()), timings[f"layer {rows[0]}"]
     note = f"dense products of {bench.shape.name}'s layers in a graph, {bench.dtype}"
     at, shares = tuple(float(n) for n in rows), tuple(share[n] for n in rows)
     part.values += [
         Value("engine.gemm_efficiency", "share", shares, at, "rows", spread, note),
-        Value("engine.weight_read_efficiency", "share", min(1.0, read), spread=spread, note="one row, in a graph"),
         Value(
             "engine.layer_overhead_us",
             "us",
