@@ -52,45 +52,34 @@ class Scan:
 SCANS: dict[str, Scan] = {
     "no prefetch": Scan(T(), plain=True),
     "1 page": Scan(T(distance=2), plain=True),
-    "2 pages": Scan(T(distance=4), plain=True),
     "2 pages, turned": Scan(T(distance=4, turned=True), plain=True),
     "1 page, 4 streams": Scan(T(distance=2, streams=4), plain=True),
-    "1 page, 4 streams, turned": Scan(T(distance=2, streams=4, turned=True), plain=True),
+    "bulk": Scan(T(bulk=True), plain=True),
+    "bulk, turned": Scan(T(bulk=True, turned=True), plain=True),
     "tiles, 1 page": Scan(T(distance=2, tiles=True)),
-    "tiles, 2 pages": Scan(T(distance=4, tiles=True)),
-    "tiles, 1 page, turned": Scan(T(distance=2, tiles=True, turned=True)),
-    "tiles, 1 page, 4 streams": Scan(T(distance=2, tiles=True, streams=4)),
+    "tiles, bulk": Scan(T(bulk=True, tiles=True)),
+    "tiles, bulk, turned": Scan(T(bulk=True, tiles=True, turned=True)),
 }
 #: Options beyond the paper add single rows: of candidates, of what was selected.
 ROWS: dict[str, Scan] = {
     "no prefetch": Scan(T(rows_ahead=0), plain=True),
-    "1 page": Scan(T(distance=2), plain=True),
     "2 pages, 4 streams": Scan(T(distance=4, streams=4), plain=True),
-    "tiles, 1 page": Scan(T(distance=2, tiles=True)),
+    "bulk": Scan(T(bulk=True), plain=True),
     "tiles, 2 pages": Scan(T(distance=4, tiles=True)),
-    "tiles, 4 pages": Scan(T(distance=8, tiles=True)),
-    "tiles, 2 pages, 4 streams": Scan(T(distance=4, tiles=True, streams=4)),
-    "tiles, 2 pages, rows 0": Scan(T(distance=4, tiles=True, rows_ahead=0)),
-    "tiles, 2 pages, rows 12": Scan(T(distance=4, tiles=True, rows_ahead=12)),
-    "tiles, 2 pages, rows 64": Scan(T(distance=4, tiles=True, rows_ahead=64)),
-    "tiles, 2 pages, pairs": Scan(T(distance=4, tiles=True, pairs=True)),
-    "tiles, 2 pages, rows 64, pairs": Scan(T(distance=4, tiles=True, rows_ahead=64, pairs=True)),
+    "tiles, bulk": Scan(T(bulk=True, tiles=True)),
+    "tiles, bulk, rows 64": Scan(T(bulk=True, tiles=True, rows_ahead=64)),
 }
-CANDIDATES = (1.1, 1.25, 2.0)
+CANDIDATES = (1.1, 1.25)
 G = GatherTuning
 GATHERS: dict[str, GatherTuning] = {
     "ahead 0": G(0),
     "ahead 8": G(8),
     "ahead 16": G(16),
+    "ahead 16, scattered": G(16, scattered=True),
+    "ahead 32, second": G(32, "second"),
+    "ahead 16, second, scattered": G(16, "second", scattered=True),
     "ahead 32, second, scattered": G(32, "second", scattered=True),
-    "ahead 8, pairs": G(8, pairs=True),
-    "ahead 16, pairs": G(16, pairs=True),
-    "ahead 32, pairs": G(32, pairs=True),
-    "ahead 32, second, pairs": G(32, "second", pairs=True),
-    "ahead 16, staged": G(16, staged=True),
-    "ahead 32, second, staged": G(32, "second", staged=True),
-    "ahead 16, pairs, staged": G(16, pairs=True, staged=True),
-    "ahead 32, second, pairs, staged": G(32, "second", pairs=True, staged=True),
+    "ahead 64, second, scattered": G(64, "second", scattered=True),
 }
 
 
@@ -251,13 +240,11 @@ def main() -> None:
     size = f"{bench.pool.nbytes / 2**30:.1f} GiB, {huge / 2**20:.1f} GiB of it in huge pages"
     print(f"{cpu_model()}; {threads} threads; pool {size}")
     rows: list[dict[str, Any]] = []
-    few = {name: SCANS[name] for name in ("1 page", "tiles, 1 page", "tiles, 2 pages")}
-    few["tiles, 1 page, turned"] = SCANS["tiles, 1 page, turned"]
-    one = few | {"2 pages, turned": SCANS["2 pages, turned"]}
-    every = {name: Scan(T(distance=distance)) for name, distance in (("no prefetch", 0), ("on", 4))}
+    few = {name: SCANS[name] for name in ("1 page", "bulk", "tiles, 1 page", "tiles, bulk", "tiles, bulk, turned")}
+    every = {name: Scan(tuning) for name, tuning in (("prefetch", T(distance=4)), ("bulk", T(bulk=True)))}
     parts: list[tuple[float, str, int, int, dict[str, Scan], bool]] = [
         (0.2, f"scan, x = 1, {threads} threads", threads, 1, SCANS, False),
-        (0.08, "scan, x = 1, one thread", 1, 1, one, False),
+        (0.08, "scan, x = 1, one thread", 1, 1, few, False),
         (
             0.17,
             f"key-only, x = 1, {threads} threads",

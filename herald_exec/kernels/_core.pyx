@@ -16,10 +16,10 @@ cdef extern from "herald.h" nogil:
         int dtype, head_dim, num_heads, num_slots, num_layers
 
     ctypedef struct herald_tuning:
-        int distance, streams, late, turned, tiles, near, warm, rows_ahead, pairs
+        int distance, streams, late, turned, tiles, near, warm, rows_ahead, bulk
 
     ctypedef struct herald_gather_tuning:
-        int ahead, level, scattered, streaming, pairs, staged
+        int ahead, level, scattered, streaming
 
     ctypedef struct herald_select_args:
         const herald_tier *tier
@@ -158,7 +158,7 @@ def select(int tier, View kv, View draft, View keys8, double candidates, int64_t
     args.paper_like, args.threads = paper_like, threads
     args.tuning.distance, args.tuning.streams, args.tuning.late = tuning[0], tuning[1], tuning[2]
     args.tuning.turned, args.tuning.tiles, args.tuning.near = tuning[3], tuning[4], tuning[5]
-    args.tuning.warm, args.tuning.rows_ahead, args.tuning.pairs = tuning[6], tuning[7], tuning[8]
+    args.tuning.warm, args.tuning.rows_ahead, args.tuning.bulk = tuning[6], tuning[7], tuning[8]
     args.max_k = indices.shape[2]
     args.output, args.counts, args.status = &output[0, 0, 0, 0], &counts[0, 0], &status[0, 0]
     args.indices = &indices[0, 0, 0] if indices.shape[2] > 0 else NULL
@@ -186,8 +186,7 @@ def gather(int tier, View kv, int64_t layer, int64_t[::1] slots, int32_t[:, :, :
     args.slots, args.indices, args.counts = &slots[0], &indices[0, 0, 0], &counts[0, 0]
     args.out_k, args.out_v, args.threads = <char *> out_k, <char *> out_v, threads
     args.tuning.ahead, args.tuning.level = tuning[0], tuning[1]
-    args.tuning.scattered, args.tuning.streaming, args.tuning.pairs = tuning[2], tuning[3], tuning[4]
-    args.tuning.staged = tuning[5]
+    args.tuning.scattered, args.tuning.streaming = tuning[2], tuning[3]
     with nogil:
         herald_gather(&args)
 

@@ -47,8 +47,9 @@ class Tuning:
         KiB of the next head's KV that are asked for while importance is summed.
     rows_ahead
         Single rows (K of candidates, V of what was selected) asked for ahead of use.
-    pairs
-        Every second line of those rows only: the processor fetches the neighbour of a line by itself.
+    bulk
+        A tile is read in one run just before use, so that the hardware prefetches, in place of software (``distance``
+        is then ignored).
     """
 
     distance: int = 0
@@ -59,7 +60,7 @@ class Tuning:
     near: bool = False
     warm: int = 0
     rows_ahead: int = 32
-    pairs: bool = False
+    bulk: bool = False
 
     def __post_init__(self) -> None:
         _checked({"distance": (0, 128), "streams": (1, 8), "warm": (0, 4096), "rows_ahead": (0, 256)}, self)
@@ -83,18 +84,12 @@ class GatherTuning:
         Lines of a row asked for out of order, so that hardware prefetchers do not fetch on behind it.
     streaming
         Stores past the cache, where the buffers are 64-byte aligned.
-    pairs
-        Every second line of a row only: the processor fetches the neighbour of a line by itself.
-    staged
-        Rows go to the first cache in groups and from there out in one run, so that reads and writes take turns.
     """
 
     ahead: int = 16
     level: str = "first"
     scattered: bool = False
     streaming: bool = True
-    pairs: bool = False
-    staged: bool = False
 
     def __post_init__(self) -> None:
         _checked({"ahead": (0, 256)}, self)
@@ -103,8 +98,7 @@ class GatherTuning:
 
     def numbers(self) -> tuple[int, ...]:
         """As the extension takes them."""
-        flags = (self.scattered, self.streaming, self.pairs, self.staged)
-        return self.ahead, _LEVELS.index(self.level), *map(int, flags)
+        return self.ahead, _LEVELS.index(self.level), int(self.scattered), int(self.streaming)
 
 
 def parse_tuning(text: str, base: Tuning) -> Tuning:

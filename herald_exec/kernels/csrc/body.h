@@ -57,6 +57,11 @@ INLINE void prefetch_bytes(const char *from, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64)
         __builtin_prefetch(from + i, 0, 2);
 }
+/* One load a line, in order and nothing else: hardware prefetchers run at their full rate, which software prefetches, held
+ * in the first cache's miss buffers, do not reach. */
+INLINE void read_in_bulk(const char *from, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) (void)*(const volatile char *)(from + i);
+}
 #define CHUNK_BYTES(bf16) ((bf16) ? 4 * W : 8 * W)
 
 /* What is asked for between two steps of arithmetic: `lines` cache lines, `apart` bytes from one to the next; a step later
@@ -334,7 +339,7 @@ static void FN(attend_few)(const herald_attend *args) {
     FN(pack)(args->q, rows, args->head_dim, dim, bf16, q);
     memset(o, 0, sizeof(float) * (size_t)(rows * dim));
     for (int row = 0; row < rows; row++) args->m[row] = HERALD_SCORE_MIN, args->l[row] = 0.0f;
-    int fetch = tuning->distance > 0 && direct, late = fetch && args->output && tuning->late && tuning->distance % 2 == 0;
+    int fetch = tuning->distance > 0 && direct && !tuning->bulk, late = fetch && args->output && tuning->late && tuning->distance % 2 == 0;
     int64_t qk_steps = (HERALD_TILE / QK_KEYS) * chunks;
     char *tiles = START_TILES(args, &scratch);
     for (int64_t first = 0, tile = 0; first < args->num_keys; first += HERALD_TILE, tile++) {
@@ -343,6 +348,7 @@ static void FN(attend_few)(const herald_attend *args) {
         const char *v = args->stream.v + tile * args->stream.tile_bytes, *k_ahead = NULL, *v_ahead = NULL;
         float *p = (float *)(args->p + (args->keep_p ? (size_t)tile * FN(p_tile_few)(rows) : 0));
         if (fetch) FN(ahead_of)(args, tile, &k_ahead, &v_ahead);
+        if (tuning->bulk) read_in_bulk(k, n * row_bytes);
         if (!direct) FN(widen)(k, args->dtype, args->head_dim, n, wide, dim), k = (const char *)wide;
         if (!tiles || !QK_TILES(args, tiles, k, n, p, late ? NULL : k_ahead))
             FN(qk_few)(k, stride, n, q, chunks, rows, bf16, p,
@@ -355,6 +361,7 @@ static void FN(attend_few)(const herald_attend *args) {
             for (int row = 0; row < rows; row++)
                 for (int c = 0; c < dim; c += W)
                     vf_store(o + row * dim + c, vf_mul(vf_load(o + row * dim + c), vf_set1(scale[row])));
+        if (tuning->bulk) read_in_bulk(v, n * row_bytes);
         if (!direct) FN(widen)(v, args->dtype, args->head_dim, n, wide, dim), v = (const char *)wide;
         pv_prefetch ahead = {late ? k_ahead : NULL, v_ahead, tile_half, tuning};
         FN(pv_few)(v, stride, n, p, chunks, rows, bf16, o, fetch ? &ahead : NULL, tuning->turned);
@@ -422,7 +429,8 @@ static void FN(scan_int8)(const herald_attend *args) {
         int n = (int)(args->num_keys - first < HERALD_TILE ? args->num_keys - first : HERALD_TILE);
         const char *k = args->stream.k + tile * args->stream.tile_bytes;
         const float *scale = (const float *)(k + HERALD_TILE * stride);
-        const char *next = ahead_tiles ? k + ahead_tiles * args->stream.tile_bytes : NULL;
+        const char *next = ahead_tiles && !args->tuning.bulk ? k + ahead_tiles * args->stream.tile_bytes : NULL;
+        if (args->tuning.bulk) read_in_bulk(k, args->stream.tile_bytes);
         float *p = (float *)(args->p + (size_t)tile * FN(p_tile_few)(rows));
         prefetch ahead = prefetch_of(next, args->stream.tile_bytes, HERALD_TILE / QK_KEYS * steps, &args->tuning);
         if (tiles) INT8_TILES(args, tiles, k, unit, p, next);
@@ -453,23 +461,21 @@ INLINE const char *row_at(const char *first, const herald_attend *args, int64_t 
     return first + position / HERALD_TILE * args->stream.tile_bytes + position % HERALD_TILE * bytes;
 }
 
-INLINE void ask_for_row(const char *row, int64_t bytes, int64_t step, int near) {
-    if (near)
-        for (int64_t i = 0; i < bytes; i += step) __builtin_prefetch(row + i, 0, 3);
-    else
-        for (int64_t i = 0; i < bytes; i += step) __builtin_prefetch(row + i, 0, 2);
+/* Lines out of order: two neighbours in order make the hardware fetch on behind the row. */
+INLINE void ask_for_row(const char *row, int64_t bytes) {
+    for (int64_t i = 64; i < bytes; i += 128) __builtin_prefetch(row + i, 0, 2);
+    for (int64_t i = 0; i < bytes; i += 128) __builtin_prefetch(row + i, 0, 2);
 }
 
 /* Rows at positions [first, first + some) of `total`, contiguous; every row taken asks for one further on. */
 static void FN(take_rows)(const herald_attend *args, const char *base, const int32_t *positions, int64_t first, int some,
                           int64_t total, char *to) {
     int64_t bytes = (int64_t)args->head_dim * herald_element_bytes(args->dtype), ahead = args->tuning.rows_ahead;
-    int64_t step = args->tuning.pairs ? 128 : 64;
     for (int64_t i = 0; first == 0 && i < ahead && i < total; i++)
-        ask_for_row(row_at(base, args, positions[i], bytes), bytes, step, args->tuning.near);
+        ask_for_row(row_at(base, args, positions[i], bytes), bytes);
     for (int64_t i = first; i < first + some; i++, to += bytes) {
         if (ahead && i + ahead < total)
-            ask_for_row(row_at(base, args, positions[i + ahead], bytes), bytes, step, args->tuning.near);
+            ask_for_row(row_at(base, args, positions[i + ahead], bytes), bytes);
         copy_block(to, row_at(base, args, positions[i], bytes), bytes, 0);
     }
 }

@@ -17,8 +17,8 @@ static inline const char *row_of(herald_stream stream, const char *first, int32_
 
 /* `level` is a constant of the compiler: 0 nearest cache, 1 second, 2 nearest and gone after use. Two neighbouring lines in
  * order make the hardware fetch on beyond the row, which is read for nothing: `scattered` asks for far ones first. */
-INLINE void ask(const char *row, int64_t bytes, int level, int scattered, int64_t step) {
-    for (int64_t i = 0; i < bytes; i += step) {
+INLINE void ask(const char *row, int64_t bytes, int level, int scattered) {
+    for (int64_t i = 0; i < bytes; i += 64) {
         const char *line = row + (scattered ? (i * 3 + 64) % bytes : i);
         if (level == 0) __builtin_prefetch(line, 0, 3);
         else if (level == 1) __builtin_prefetch(line, 0, 2);
@@ -28,33 +28,10 @@ INLINE void ask(const char *row, int64_t bytes, int level, int scattered, int64_
 
 static void ask_for(const char *k, const char *v, int64_t bytes, const herald_gather_tuning *tuning) {
     int scattered = tuning->scattered && bytes % 64 == 0 && bytes % 192;
-    int64_t step = tuning->pairs ? 128 : 64;
     switch (tuning->level) {
-        case 0: ask(k, bytes, 0, scattered, step), ask(v, bytes, 0, scattered, step); break;
-        case 1: ask(k, bytes, 1, scattered, step), ask(v, bytes, 1, scattered, step); break;
-        default: ask(k, bytes, 2, scattered, step), ask(v, bytes, 2, scattered, step);
-    }
-}
-
-#define STAGE 32 /* rows of K and of V */
-
-static void gather_staged(const herald_gather_args *args, herald_stream stream, const int32_t *indices, int64_t from,
-                          int64_t valid, int64_t count, int64_t bytes, char *out_k, char *out_v, int streaming) {
-    const herald_gather_tuning *tuning = &args->tuning;
-    char stage[2 * STAGE * HERALD_MAX_HEAD_DIM * 4] __attribute__((aligned(64)));
-    for (int64_t first = from; first < valid; first += STAGE) {
-        int64_t some = valid - first < STAGE ? valid - first : STAGE;
-        char *k = stage, *v = stage + STAGE * bytes;
-        for (int64_t i = first; i < first + some; i++, k += bytes, v += bytes) {
-            int64_t next = i + tuning->ahead;
-            if (tuning->ahead && next < count)
-                ask_for(row_of(stream, stream.k, indices[next], bytes), row_of(stream, stream.v, indices[next], bytes),
-                        bytes, tuning);
-            args->tier->copy_row(k, row_of(stream, stream.k, indices[i], bytes), bytes, 0);
-            args->tier->copy_row(v, row_of(stream, stream.v, indices[i], bytes), bytes, 0);
-        }
-        args->tier->copy_row(out_k + (first - from) * bytes, stage, some * bytes, streaming);
-        args->tier->copy_row(out_v + (first - from) * bytes, stage + STAGE * bytes, some * bytes, streaming);
+        case 0: ask(k, bytes, 0, scattered), ask(v, bytes, 0, scattered); break;
+        case 1: ask(k, bytes, 1, scattered), ask(v, bytes, 1, scattered); break;
+        default: ask(k, bytes, 2, scattered), ask(v, bytes, 2, scattered);
     }
 }
 
@@ -73,11 +50,7 @@ static void gather_piece(void *context, int64_t task) {
     int64_t valid = to < count ? to : count;
     for (int64_t i = from; i < from + tuning->ahead && i < valid; i++)
         ask_for(row_of(stream, stream.k, indices[i], bytes), row_of(stream, stream.v, indices[i], bytes), bytes, tuning);
-    if (tuning->staged && valid > from) {
-        gather_staged(args, stream, indices, from, valid, count, bytes, out_k, out_v, streaming);
-        out_k += (valid - from) * bytes, out_v += (valid - from) * bytes;
-    }
-    for (int64_t i = from; i < valid && !tuning->staged; i++, out_k += bytes, out_v += bytes) {
+    for (int64_t i = from; i < valid; i++, out_k += bytes, out_v += bytes) {
         if (tuning->ahead && i + tuning->ahead < count) /* beyond this piece too: most likely this thread's next */
             ask_for(row_of(stream, stream.k, indices[i + tuning->ahead], bytes),
                     row_of(stream, stream.v, indices[i + tuning->ahead], bytes), bytes, tuning);

@@ -64,7 +64,7 @@ typedef struct {
     int near;     /* prefetch into the first cache, not the second */
     int warm;     /* at most these KiB of the next unit's KV asked for while this one's importance is summed */
     int rows_ahead; /* single rows (of candidates, of what was selected) asked for ahead of use */
-    int pairs;    /* every second line of those rows: the processor fetches the neighbour of a line by itself */
+    int bulk;     /* a tile is read in one run just before use, so that the hardware prefetches, in place of software */
 } herald_tuning;
 
 /* Attention of `rows` query rows over one chunk. p and p_max keep what importance needs (layout private to the kind);
@@ -184,8 +184,6 @@ typedef struct {
     int level;     /* 0: first cache, 1: second, 2: first, not kept */
     int scattered; /* lines of a row in an order that hardware prefetchers do not follow */
     int streaming; /* stores past the cache, where addresses allow */
-    int pairs;     /* every second line of a row: the processor fetches the neighbour of a line by itself */
-    int staged;    /* rows go to the first cache in groups, from there out in one run, so reads and writes take turns */
 } herald_gather_tuning;
 typedef struct {
     const herald_tier *tier;

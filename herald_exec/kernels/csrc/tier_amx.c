@@ -516,7 +516,7 @@ static void FN(attend_amx)(const herald_attend *args) {
     int groups = (args->rows + 15) / 16, blocks = args->head_dim / 32, dim = args->head_dim;
     size_t lanes = 16 * (size_t)groups;
     state s = {.args = args, .groups = groups, .blocks = blocks, .row_bytes = 2 * (int64_t)dim};
-    s.ahead = args->tuning.distance ? BLOCK / HERALD_TILE * args->stream.tile_bytes : 0;
+    s.ahead = args->tuning.distance && !args->tuning.bulk ? BLOCK / HERALD_TILE * args->stream.tile_bytes : 0;
     char *scratch = args->scratch;
     s.q = FN(take)(&scratch, lanes * (size_t)dim * 2);
     s.o = (float *)FN(take)(&scratch, lanes * (size_t)dim * 4);
@@ -539,6 +539,9 @@ static void FN(attend_amx)(const herald_attend *args) {
         int keys = (int)(args->num_keys - first < BLOCK ? args->num_keys - first : BLOCK);
         int64_t tile = first / HERALD_TILE;
         char *p = args->keep_p ? args->p + (size_t)tile * FN(p_tile_amx)(args->rows) : s.p_block;
+        for (int key = 0; args->tuning.bulk && key < keys; key += HERALD_TILE)
+            read_in_bulk(FN(rows_at)(&s, args->stream.k, first + key),
+                         (keys - key < HERALD_TILE ? keys - key : HERALD_TILE) * s.row_bytes);
         do {
             memcpy(s.l, s.before, lanes * 4);
             for (size_t lane = 0; lane < lanes; lane++) s.start[lane] = -s.reference[lane], s.top[lane] = 0.0f;
