@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -173,13 +174,18 @@ def compare(row: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def weights_digest(model: BlockModel) -> str:
+    """Tells trainings apart: a hash of the token embedding, which every training step moves."""
+    return sha256(model.weights.embedding.float().cpu().numpy().tobytes()).hexdigest()[:12]
+
+
 def read_done(path: Path, facts: Mapping[str, Any]) -> dict[Cell, dict[str, Any]]:
     """Cells that a results file already holds; a last line that was cut off is taken away and run again.
 
     Raises
     ------
     ConfigError
-        The file is of another plan, model, device or batch, or holds something else.
+        The file is of another plan, model, training, device or batch, or holds something else.
     """
     done: dict[Cell, dict[str, Any]] = {}
     if not path.exists():
@@ -216,6 +222,7 @@ def run_plan(
     facts = {
         "plan": f"{plan.name} {plan.fingerprint}",
         "model": model.shape.name,
+        "weights": weights_digest(model),
         "device": model.device.type,
         "dtype": str(model.dtype).removeprefix("torch."),
         "batch": batch,

@@ -26,7 +26,9 @@ blocks than were trained, and retrieval must scan the prefix B / R times as ofte
 falls by that factor. ``--set settings.window_blocks=1`` is HERALD, stage by stage.
 
 Steps are given per period. Sliding loses unless they fall by more than a forward grows; how far they fall is the
-model's matter: compare over a range of steps, or take what ``python -m herald_exec.evaluation sliding`` measures.
+model's matter: compare over a range of steps, or take what ``python -m herald_exec.evaluation sliding`` measures. On
+the reference model the leap costs what it can: the right block is written before the left one's length is known, so
+answers break at the seam, and steps rise. A model would have to be trained for it.
 """
 
 from dataclasses import replace
@@ -74,8 +76,8 @@ def build(parts: Parts) -> tuple[Template, tuple[Pool, ...]]:
     def draft_down(shape: LaunchShape, _: int | None) -> Work:
         return once(forward.block_down(shape.rows, layers))
 
-    def select(shape: LaunchShape, _: int | None) -> Work:
-        return once(forward.select(shape, parts.settings.queries, draft=True))
+    def select(shape: LaunchShape, layer: int | None) -> Work:
+        return once(forward.select(shape, parts.settings.queries, draft=True, keeps=layer in parts.sparse))
 
     def prefill(shape: LaunchShape, layer: int | None) -> Work:
         return once(*forward.prefill_layer(layer or 0, shape))
