@@ -2,6 +2,7 @@
 
     python -m reports build --runs runs --hardware runs/profile.toml --out report.html
     python -m reports build --exhibits --out exhibits.html
+    python -m reports build --study study.json --recall recall.json --out selection.html
     python -m reports serve --pages out/demo
 
 The page needs no network: the vega bundle is inside, once.
@@ -40,6 +41,12 @@ def build(
     exhibits: Annotated[
         bool, typer.Option("--exhibits", help="The papers' tables and figures instead, ours beside the printed values.")
     ] = False,
+    study: Annotated[
+        Path | None, typer.Option("--study", help="JSON of python -m herald_exec.evaluation show FILE --json.")
+    ] = None,
+    recall: Annotated[
+        Path | None, typer.Option("--recall", help="JSON of python -m herald_exec.evaluation recall --summary FILE.")
+    ] = None,
     hardware: Annotated[
         str | None, typer.Option("--hardware", help="Profile that ran [exhibits: the HERALD paper's machine].")
     ] = None,
@@ -52,13 +59,18 @@ def build(
     ] = None,
     png: Annotated[Path | None, typer.Option("--png", help="Folder for the charts as PNG.")] = None,
 ) -> None:
-    """Write one HTML page: of runs and predictions (--runs), or of the papers' exhibits (--exhibits)."""
+    """Write one HTML page: of runs (--runs), the papers' exhibits (--exhibits), or selection (--study, --recall)."""
     from reports.page import render
 
-    if exhibits:
-        if runs is not None:
-            message = "--exhibits and --runs are two pages: give one of them"
-            raise ConfigError(message)
+    selection = study is not None or recall is not None
+    if exhibits + (runs is not None) + selection > 1:
+        message = "--exhibits, --runs and --study or --recall are separate pages: give one of them"
+        raise ConfigError(message)
+    if selection:
+        from reports.selection import build as build_selection
+
+        title, lead, sections = build_selection(study, recall)
+    elif exhibits:
         title, lead, sections = _exhibits(hardware)
     else:
         title, lead, sections = _runs(runs, hardware, model, (context, batch), answers)

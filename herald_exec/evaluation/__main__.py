@@ -155,6 +155,7 @@ def recall(
     blocks: Annotated[int, typer.Option("--blocks", help="Longest answer; the first block has no selection.")] = 3,
     device: Device = "cpu",
     out: Out = None,
+    summary: Annotated[Path | None, typer.Option("--summary", help="All that is printed as one JSON file.")] = None,
 ) -> None:
     """Recall of six selection rules against each step's oracle: Fig. 9's means, Fig. 7's buckets."""
     from herald_exec.evaluation.grid import FIRST_SEED
@@ -174,6 +175,11 @@ def recall(
         rows += study.run(blocks)
     if out is not None:
         out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    if summary is not None:
+        from herald_exec.evaluation.recall_summary import summarise
+
+        facts = {"model": loaded.shape.name, "budget": budget, "device": loaded.device.type}
+        summary.write_text(json.dumps(summarise(rows, **facts)) + "\n", encoding="utf-8")
     means = [
         {"rule": rule, "factor": factor, "recall": value} for (rule, factor), value in sorted(mean_recall(rows).items())
     ]

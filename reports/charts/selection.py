@@ -141,3 +141,61 @@ def steps_histogram(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
     total = shown.assign(all=shown["steps"] * shown["blocks"]).groupby("label")[["all", "blocks"]].sum()
     words = "; ".join(f"{label} {row['all'] / row['blocks']:.1f}" for label, row in total.iterrows())
     return finished(chart, title, subtitle, f"{title}. Mean T: {words}.")
+
+
+def recall_frames(summary: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+    """``means`` and ``buckets`` of a recall study's summary; :class:`ConfigError` when it is none."""
+    missing = [name for name in ("means", "later_means", "buckets", "regained", "samples") if name not in summary]
+    if missing:
+        message = (
+            f"a recall study's summary lacks {', '.join(missing)}; "
+            "write it with: python -m herald_exec.evaluation recall --summary FILE"
+        )
+        raise ConfigError(message)
+    steps = (("all steps", "means"), ("without step 0", "later_means"))
+    means = [{"steps": label, **row} for label, name in steps for row in summary[name]]
+    buckets = [
+        {"bucket": f"{bucket['from']:.1f}-{bucket['to']:.1f}", "pairs": bucket["pairs"], "rule": rule}
+        | {"recall": bucket[rule]}
+        for bucket in summary["buckets"]
+        for rule in ("omit", "draft", "mage")
+        if rule in bucket
+    ]
+    return {"means": pd.DataFrame(means), "buckets": pd.DataFrame(buckets)}
+
+
+def recall_by_factor(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
+    """Rows ``steps, rule, factor, value, low, high``: Fig. 9's counterpart; the dashed line is MAGE at factor 1."""
+    rules = list(dict.fromkeys(frame["rule"]))
+    x = alt.X("factor:Q", scale=alt.Scale(zero=False, padding=10), title="budget (times the oracle's k)")
+    y = alt.Y("value:Q", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%"), title="recall of the oracle's k")
+    base = alt.Chart(frame).encode(color=alt.Color("rule:N", title="scored by", scale=scale(_colors(rules), rules)))
+    tips = [alt.Tooltip("rule:N"), *(alt.Tooltip(f"{n}:Q", format=".3f") for n in ("factor", "value", "low", "high"))]
+    line = base.mark_line(point=True).encode(x=x, y=y, tooltip=tips)
+    mage = base.transform_filter("datum.rule == 'mage' && datum.factor == 1").mark_rule(strokeDash=[5, 4]).encode(y=y)
+    chart = alt.layer(_interval(base, x), line, mage).properties(width=WIDTH // 3, height=260)
+    at_one = frame[frame["factor"] == 1.0].to_dict("records")
+    words = "; ".join(f"{row['rule']}, {row['steps']}: {row['value']:.2f}" for row in at_one)
+    facet = chart.facet(facet=alt.Facet("steps:N", title=None), columns=2)
+    return finished(facet, title, subtitle, f"{title}. At factor 1: {words}.")
+
+
+def recall_by_bucket(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
+    """Rows ``bucket, pairs, rule, recall``: Fig. 7's counterpart, block n left out, drafted, completed."""
+    rules = ["omit", "draft", "mage"]
+    counts = {row["bucket"]: row["pairs"] for row in frame.to_dict("records")}
+    shown = frame.assign(label=[f"{name} ({counts[name]})" for name in frame["bucket"]])
+    chart = (
+        alt.Chart(shown)
+        .mark_bar()
+        .encode(
+            x=alt.X("label:O", title="recall without block n (steps in the bucket)", axis=alt.Axis(labelAngle=0)),
+            xOffset=alt.XOffset("rule:N", sort=rules),
+            y=alt.Y("recall:Q", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%"), title="recall"),
+            color=alt.Color("rule:N", title="block n", scale=scale(_colors(rules), rules), sort=rules),
+            tooltip=[alt.Tooltip("rule:N"), alt.Tooltip("recall:Q", format=".3f"), alt.Tooltip("pairs:Q")],
+        )
+        .properties(width=WIDTH * 2 // 3, height=260)
+    )
+    words = "; ".join(f"{row['bucket']} {row['rule']} {row['recall']:.2f}" for row in frame.to_dict("records"))
+    return finished(chart, title, subtitle, f"{title}. {words}.")
