@@ -84,6 +84,9 @@ class Bench:
             changes["budget"] = cell.options["budget"]
         if "exact" in cell.options:
             changes["exact_layers_on"] = cell.options["exact"]
+        if "keys" in cell.options:
+            keys = str(cell.options["keys"])
+            changes["keys"] = "key-only" if keys == "only" else keys
         return build(self.shape, cell.what, **changes)
 
     def steps(self, cell: Cell) -> int:

@@ -14,8 +14,9 @@ from herald_pipeline.workload import Workload
 from herald_sim.simulate import simulate
 
 GB = 1e9
-_PLAIN_GB_S = 2.0
-"""KV that the plain actions bring to the device one request and layer at a time."""
+_FETCH_GB_S, _LOCK_GB_S = 45.0, 2.4
+"""Full KV over the link, and page-locking it before."""
+_FETCHING = frozenset({"mage-offload", "layer-prefetch"})
 _FIXED_S = {"rates": 4.0, "step": 8.0, "attention": 11.0, "run": 2.0, "ceiling": 16.0}
 """Kinds: pools, graphs; for a ceiling also a process's start and drawing a model."""
 _FIRST_S = 8.0
@@ -35,7 +36,8 @@ def seconds(bench: Bench, cell: Cell) -> float:
         return fixed + (min(full_gb, 24.0) / bench.fill_gb_s if "kernel" in cell.what else 0.0)
     pipeline = bench.pipeline(cell)
     filled_gb = full_gb if keeps_on_host(pipeline) else 0.0
-    return fixed + filled_gb / bench.fill_gb_s + bench.blocks(cell) * block_seconds(bench, cell, full_gb)
+    locked_s = full_gb / _LOCK_GB_S if cell.what in _FETCHING else 0.0
+    return fixed + filled_gb / bench.fill_gb_s + locked_s + bench.blocks(cell) * block_seconds(bench, cell, full_gb)
 
 
 def keeps_on_host(pipeline: Pipeline) -> bool:
@@ -46,17 +48,17 @@ def keeps_on_host(pipeline: Pipeline) -> bool:
 def block_seconds(bench: Bench, cell: Cell, full_gb: float) -> float:
     """Seconds of a block: predicted where there is a profile, else from bytes at rates of the first runs."""
     fetches = {"mage-offload": 1, "layer-prefetch": bench.steps(cell) + 1}.get(cell.what, 0)
-    # These actions have no way of their own on a GPU yet, which the simulator does not know.
-    plain = fetches * full_gb / _PLAIN_GB_S
+    fetched_s = fetches * full_gb / min(_FETCH_GB_S, float(cell.options.get("link", _FETCH_GB_S)))
     if bench.args.hardware is None:
-        return max(plain, _by_rates(bench, cell, full_gb))
+        return max(fetched_s, _by_rates(bench, cell, full_gb))
     profile = hardware_io.resolve(bench.args.hardware)
     block = bench.shape.block_length
     workload = Workload.uniform(
         cell.context, cell.batch, gen_tokens=3 * block, block_length=block, steps=bench.steps(cell)
     )
     predicted = simulate(bench.pipeline(cell), profile, workload, beyond_memory=True).block_time_s
-    return max(plain, 1.15 * (predicted or 0.0))
+    slower = max(1.0, 15 / float(cell.options.get("threads", 15)))
+    return max(fetched_s, 1.15 * slower * (predicted or 0.0))
 
 
 def _by_rates(bench: Bench, cell: Cell, full_gb: float) -> float:

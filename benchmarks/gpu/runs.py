@@ -14,7 +14,7 @@ from herald_exec import Options, decode
 from herald_exec.execution import Run
 from herald_pipeline import capacity
 from herald_pipeline.capacity import Memory
-from herald_pipeline.pipeline import Pipeline
+from herald_pipeline.pipeline import Pipeline, scanned_bytes
 from herald_pipeline.trace import Span, write_chrome
 from herald_pipeline.workload import Workload
 
@@ -36,7 +36,6 @@ def run(bench: Bench, cell: Cell) -> dict[str, Any]:
         keep_trace=True,
         seed=0,
         **({"link_limit_gb_s": cell.options["link"]} if "link" in cell.options else {}),
-        **({"key_only": cell.options["keys"] == "only"} if "keys" in cell.options else {}),
     )
     start = time.perf_counter()
     if bench.on_cuda:
@@ -111,7 +110,6 @@ def _host_ceiling(bench: Bench, cell: Cell, pipeline: Pipeline, achieved: float 
     scans = any(stage.action == "select" for stage in pipeline.template.stages())
     if not scans or pipeline.template.step or "dram_read_gb_s" not in known or not achieved:
         return {}
-    per_token = bench.shape.kv_bytes_per_token(pipeline.settings.dram_kv_dtype)
-    read = cell.batch * cell.context * per_token * (0.5 if cell.options.get("keys") == "only" else 1.0)
+    read = scanned_bytes(pipeline, cell.batch, cell.context)
     limit = cell.batch * bench.shape.block_length * known["dram_read_gb_s"] * GB / read
     return {"dram_ceiling_tok_s": limit, "achieved_over_dram_ceiling": achieved / limit}
