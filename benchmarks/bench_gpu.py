@@ -36,7 +36,7 @@ from herald_exec.policy import PlannedPolicy
 from herald_exec.requests import DecodeRequest
 from herald_pipeline import capacity, catalogue
 from herald_pipeline.decoding.sampling import Sampler
-from herald_pipeline.pipeline import build
+from herald_pipeline.pipeline import build, scanned_bytes
 from herald_pipeline.steps import FixedSteps
 from herald_pipeline.trace import write_chrome
 
@@ -297,10 +297,10 @@ def attention(bench: Bench, batch: int) -> dict:
 def run(bench: Bench, method: str, batch: int, *changed: str) -> dict:
     """A whole run of K blocks of T steps; figures are the executor's own.
 
-    ``changed`` are settings of the method, ``name=value``, or ``key_only``.
+    ``changed`` are settings of the method, ``name=value``, or ``key_only`` (``keys=key-only``).
     """
     args = bench.args
-    settings = dict(setting.split("=", 1) for setting in changed if setting != "key_only")
+    settings = dict(("keys", "key-only") if name == "key_only" else name.split("=", 1) for name in changed)
     pipeline = build(bench.model.shape, method, **settings)
     options = Options(
         batch=batch,
@@ -309,7 +309,6 @@ def run(bench: Bench, method: str, batch: int, *changed: str) -> dict:
         threads=args.threads,
         keep_trace=True,
         seed=args.seed,
-        key_only="key_only" in changed,
     )
     start = time.perf_counter()
     torch.cuda.reset_peak_memory_stats()
@@ -331,7 +330,7 @@ def run(bench: Bench, method: str, batch: int, *changed: str) -> dict:
     # From one block's first step to the next one's, the first block (which captures and compiles) left out.
     begins = [min(s.start_ns for s in steps if s.block == block) for block in sorted({s.block for s in steps})]
     found["block_periods_s"] = [(b - a) / 1e9 for a, b in pairwise(begins)]
-    found.update(ceiling(bench, pipeline, batch, found["throughput_tok_s"], options.key_only))
+    found.update(ceiling(bench, pipeline, batch, found["throughput_tok_s"]))
     if args.trace:
         write_chrome(outcome.trace, args.out / f"trace-{'-'.join((method, str(batch), *changed))}.json")
     return found
@@ -369,23 +368,15 @@ def host_side(spans) -> dict:
     return found
 
 
-def ceiling(bench: Bench, pipeline, batch: int, achieved: float | None, key_only: bool) -> dict:
+def ceiling(bench: Bench, pipeline, batch: int, achieved: float | None) -> dict:
     """The host's ceiling of a method that scans the full KV once a block: bytes over the DRAM rate of ``rates``."""
     path = bench.args.out / "rates.json"
     known = json.loads(path.read_text()).get("result", {}) if path.exists() else {}
     scans = any(stage.action == "select" for stage in pipeline.template.stages())
     if not scans or "dram_read_gb_s" not in known or not achieved:
         return {}
-    shape, block = pipeline.model, pipeline.settings.block_length
-    settings, layers = pipeline.settings, shape.num_layers
-    if settings.exact_layers_on == "gpu":
-        layers -= settings.exact_layers
-    scanned = batch * bench.args.context * layers * shape.kv_bytes_per_token_layer(settings.dram_kv_dtype)
-    if key_only:
-        # Layers that select read all keys and the selected values.
-        selecting = (shape.num_layers - settings.exact_layers) / layers
-        scanned *= 1 - selecting * (1 - settings.budget) / 2
-    limit = batch * block * known["dram_read_gb_s"] * GB / scanned
+    scanned = scanned_bytes(pipeline, batch, bench.args.context)
+    limit = batch * pipeline.settings.block_length * known["dram_read_gb_s"] * GB / scanned
     return {"dram_ceiling_tok_s": limit, "achieved_over_dram_ceiling": achieved / limit}
 
 

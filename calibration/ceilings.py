@@ -104,8 +104,7 @@ def _rows(
     }
     if profile is not None:
         met = tuple((name, value) for name, value in protocol.options.items() if name in conditions.NAMES)
-        settings = pipelines.build(shape, "mage-cpu-representative").settings
-        under = conditions.under(profile, met, settings, shape.num_layers, None)
+        under = conditions.under(profile, met, None)
         foretold = _tok_s(foretold_block_s(protocol, under, shape), protocol.batch, shape)
         base |= {"foretold_tok_s": foretold, "foretold_error": foretold / base["protocol_tok_s"] - 1}
     of_method = [run for run in runs if _belongs(run, protocol)]

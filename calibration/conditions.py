@@ -1,8 +1,8 @@
 """What a run may change beside its point (a paced link, fewer threads, keys alone), as changes of the prediction.
 
 Each condition changes the profile by numbers that were measured apart from any run: the link's rate is the pace that
-was set, rates of the CPU at fewer threads come from the raw tables of ``selection`` and ``dram``, and a selection by
-keys alone reads the share of bytes that its layers read.
+was set, and rates of the CPU at fewer threads come from the raw tables of ``selection`` and ``dram``. What a selection
+reads of the keys, and where the exact layers attend, the description says itself.
 """
 
 import csv
@@ -15,10 +15,10 @@ import numpy as np
 
 from herald_pipeline.errors import ConfigError, ProfileError, did_you_mean
 from herald_pipeline.hardware import Curve, Number, Profile, Quantity
-from herald_pipeline.settings import Settings
 
 NAMES = ("link", "threads", "keys", "exact", "hbm")
-"""GB/s of each direction; threads of the CPU kernels; ``only``; ``gpu``; GB (decides what fits, not how fast)."""
+"""GB/s of each direction; threads of the CPU kernels; ``only`` or ``int8``; ``gpu``; GB (what fits, not how fast)."""
+_KEYS = {"only": "key-only", "key-only": "key-only", "int8": "int8"}
 Conditions = tuple[tuple[str, float | int | str], ...]
 
 
@@ -33,7 +33,7 @@ def check(conditions: Conditions) -> None:
     for name, value in conditions:
         if name not in NAMES:
             raise ConfigError(f"condition {name!r} is not known{did_you_mean(name, NAMES)}")
-        expected = {"keys": "only", "exact": ("cpu", "gpu")}.get(name)
+        expected = {"keys": tuple(_KEYS), "exact": ("cpu", "gpu")}.get(name)
         if expected is not None and value not in expected:
             raise ConfigError(f"condition {name} must be {expected!r}, got {value!r}")
 
@@ -41,10 +41,13 @@ def check(conditions: Conditions) -> None:
 def settings(conditions: Conditions) -> dict[str, Any]:
     """Settings of the description that they change."""
     given = dict(conditions)
-    return {"exact_layers_on": str(given["exact"])} if "exact" in given else {}
+    changes = {"exact_layers_on": str(given["exact"])} if "exact" in given else {}
+    if "keys" in given:
+        changes["keys"] = _KEYS[str(given["keys"])]
+    return changes
 
 
-def under(profile: Profile, conditions: Conditions, chosen: Settings, num_layers: int, raw: Path | None) -> Profile:
+def under(profile: Profile, conditions: Conditions, raw: Path | None) -> Profile:
     """The profile as runs under ``conditions`` meet it; ``raw`` is the folder of the profile's raw tables."""
     for name, value in conditions:
         if name == "link":
@@ -53,19 +56,10 @@ def under(profile: Profile, conditions: Conditions, chosen: Settings, num_layers
             slower = slow_down(raw, int(value))
             profile = _engine(profile, dict.fromkeys(_SELECTION, 1 / slower["selection"]))
             profile = _engine(profile, {"gather_dram_efficiency": 1 / slower["dram"]})
-        elif name == "keys":
-            share = key_share(chosen, num_layers)
-            profile = _engine(profile, dict.fromkeys(_SELECTION, 1 / share))
     return profile
 
 
 _SELECTION = ("select_dram_efficiency", "select_flops_efficiency")
-
-
-def key_share(chosen: Settings, num_layers: int) -> float:
-    """Share of the bytes of a whole scan, mean over layers: half, and the selected values; exact layers are whole."""
-    exact = chosen.exact_layers
-    return (exact + (num_layers - exact) * (0.5 + chosen.budget / 2)) / num_layers
 
 
 def slow_down(raw: Path | None, threads: int) -> dict[str, float]:

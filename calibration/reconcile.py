@@ -54,7 +54,7 @@ def predictor(profile: Profile, shape: ModelShape, *, traced: bool = False, raw:
 
     def predict(point: Point) -> Sample:
         pipeline, work = point.pipeline(shape), point.workload()
-        met = conditions.under(profile, point.conditions, pipeline.settings, shape.num_layers, raw)
+        met = conditions.under(profile, point.conditions, raw)
         if not traced:
             return sample_of(point, simulate(pipeline, met, work, beyond_memory=True))
         with tempfile.TemporaryDirectory() as folder:

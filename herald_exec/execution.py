@@ -55,9 +55,6 @@ class Options:
         Fill prompts' KV with seeded random numbers instead of computing it.
     ignore_eos
         Go on behind an EOS: speed runs.
-    key_only
-        Selection ranks by keys alone and attends to what it selected: about half the bytes of a scan, and another
-        result than the paper's. Layers that select nothing are scanned whole.
     link_limit_gb_s
         Hold copies back to this rate in each direction (:mod:`herald_exec.pacing`); ``None``: as fast as the link is.
     validated
@@ -77,7 +74,6 @@ class Options:
     pin_cores: bool = False
     synthetic_kv: bool = False
     ignore_eos: bool = False
-    key_only: bool = False
     link_limit_gb_s: float | None = None
     validated: bool = True
     seed: int = 0
@@ -142,7 +138,7 @@ def decode(
     policy = policy or PlannedPolicy(
         FixedSteps(min(20, block), block), Sampler(mask_token_id=model.shape.mask_token_id)
     )
-    recorder = Recorder("measured", keep_trace=options.keep_trace)
+    recorder = Recorder("measured", keep_trace=options.keep_trace, in_turn=options.policy is not BatchPolicy.LOCKSTEP)
     blocked = [request.blocked(block) for request in requests]
     program = Program(pipeline, blocked, slots=options.batch, policy=options.policy, kv_tokens=options.kv_tokens)
     fitting = [
@@ -221,7 +217,6 @@ def _session(pipeline: Pipeline, model: BlockModel, size: RequestSize, policy: P
         options.synthetic_kv,
         options.seed,
         options.on_block,
-        key_only=options.key_only,
     )
 
 
@@ -309,7 +304,7 @@ def _result(
         budget=pipeline.settings.budget,
         finished=len(admission.finished),
         rejected=admission.rejected,
-        assumptions=method.assumptions,
+        assumptions=pipeline.assumptions,
         provenance={"measured": sorted(recorder.stages)},
         extra={"model": pipeline.model.name, "method": method.name, "pinned": False, **extra},
         **(facts or {}),

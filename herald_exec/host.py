@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from herald_exec import kernels
-from herald_exec.kernels import PAGE_TOKENS, Draft, PagedKV, Selection, SelectOptions
+from herald_exec.kernels import PAGE_TOKENS, Draft, Int8Keys, PagedKV, Selection, SelectOptions
 from herald_pipeline.errors import RunError
 from herald_pipeline.model import ModelShape
+from herald_pipeline.settings import INT8_CANDIDATES
 
 _COPIERS = 4
 """Threads that put completed blocks into pages: enough for most of the memory's rate, few enough to leave cores."""
@@ -24,21 +25,34 @@ class HostKV:
     """Paged KV of all layers for ``slots`` requests of up to ``tokens`` positions.
 
     Keeps how many positions of each (layer, slot) have been written, so that a gap, a position written twice or a read
-    beyond the end is an error and not a wrong answer.
+    beyond the end is an error and not a wrong answer. Layers in ``keys8`` keep their keys in 8 bits as well.
     """
 
-    def __init__(self, layers: int, slots: int, tokens: int, shape: ModelShape, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        layers: int,
+        slots: int,
+        tokens: int,
+        shape: ModelShape,
+        dtype: torch.dtype,
+        keys8: Sequence[int] = (),
+    ) -> None:
         self.dtype = dtype
         self.entry_bytes = 2 * shape.num_kv_heads * shape.head_dim * dtype.itemsize
         self.pages = PagedKV(layers, slots, shape.num_kv_heads, max(tokens, 1), shape.head_dim, _NAMES[dtype])
         self._lengths = np.zeros((layers, slots), np.int64)
+        self._with_keys8 = frozenset(keys8)
+        self._keys8 = Int8Keys(self.pages) if keys8 else None
         self._extra: PagedKV | None = None
         self._copiers: ThreadPoolExecutor | None = None
 
     @property
     def num_bytes(self) -> int:
         """Bytes mapped."""
-        return self.pages.nbytes if self.pages.address else 0
+        if not self.pages.address:
+            return 0
+        keys8 = 0 if self._keys8 is None else self._keys8.nbytes * len(self._with_keys8) // self.pages.num_layers
+        return self.pages.nbytes + keys8
 
     def append(self, layer: int, slot: int, start: int, keys: Tensor, values: Tensor) -> None:
         """Write ``[kv, n, d]`` behind the ``start`` positions that are there already; 0 begins the slot anew."""
@@ -48,6 +62,7 @@ class HostKV:
         if keys.shape[1]:
             k, v = (part.transpose(0, 1).to("cpu", self.dtype) for part in (keys, values))
             self.pages.append(layer, slot, start, k, v)
+            self._update_keys8(layer, [slot], [start], keys.shape[1])
         self._lengths[layer, slot] = start + keys.shape[1]
 
     def append_blocks(self, slots: Sequence[int], starts: Sequence[int], keys: Tensor, values: Tensor) -> None:
@@ -71,8 +86,19 @@ class HostKV:
         for rows, start in groups:
             at = slice(slots[rows.start], slots[rows.start] + rows.stop - rows.start)
             bits = [part[:, rows].to(self.dtype).view(width).numpy() for part in (keys, values)]
-            self._copy(lambda layer, at=at, start=start, bits=bits: _into_pages(pages[layer, at], start, bits, layer))  # type: ignore[misc]
+
+            def copy_layer(layer: int, at: slice = at, start: int = start, bits: list[Any] = bits) -> None:
+                _into_pages(pages[layer, at], start, bits, layer)
+                self._update_keys8(layer, range(at.start, at.stop), [start] * (at.stop - at.start), count)
+
+            self._copy(copy_layer)
         self._lengths[:, slots] = np.array(starts) + count
+
+    def _update_keys8(self, layer: int, slots: Sequence[int], starts: Sequence[int], count: int) -> None:
+        """Keys of ``count`` new positions in 8 bits too, by this thread alone."""
+        if self._keys8 is not None and layer in self._with_keys8:
+            for slot, start in zip(slots, starts, strict=True):
+                self._keys8.update(layer, slot, start, start + count, threads=1)
 
     def _copy(self, copy_layer: Callable[[int], None]) -> None:
         """Copy every layer, by a few threads that sleep before and after.
@@ -112,7 +138,7 @@ class HostKV:
         draft: "HostKV | None" = None,
         draft_length: int = 0,
         threads: int | None = None,
-        key_only: bool = False,
+        keys: str = "full",
     ) -> Selection:
         """Attention of ``queries [R, x, heads, d]`` over the prefix, the draft and their ``own`` keys; and top-k.
 
@@ -136,7 +162,8 @@ class HostKV:
             np.array(budgets),
             draft=extra,
             extra_kv=alone,
-            options=SelectOptions(key_only=key_only),
+            keys8=self._keys8 if keys == "int8" else None,
+            options=SelectOptions(key_only=keys == "key-only", candidates=INT8_CANDIDATES),
             threads=threads,
         )
         if found.status.any():
@@ -177,6 +204,9 @@ class HostKV:
     def fill(self, slot: int, tokens: int) -> None:
         """Count ``tokens`` positions of a slot as stored: the pool has been filled with synthetic KV."""
         self._lengths[:, slot] = tokens
+        if self._keys8 is not None and tokens:
+            for layer in self._with_keys8:
+                self._keys8.update(layer, slot, 0, tokens)
 
     def length(self, layer: int, slot: int) -> int:
         """Positions stored."""
@@ -204,6 +234,8 @@ class HostKV:
         if self._copiers is not None:
             self._copiers.shutdown()
             self._copiers = None
+        if self._keys8 is not None:
+            self._keys8.close()
         self.pages.close()
         if self._extra is not None:
             self._extra.close()

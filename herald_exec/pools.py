@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 TORCH_DTYPES = {KVDtype.FP32: torch.float32, KVDtype.BF16: torch.bfloat16, KVDtype.FP16: torch.float16}
 
-OWN_STORAGE = ("indices", "prompt", "partial", "picked", "shadow", "values", "staged_values")
+OWN_STORAGE = ("indices", "prompt", "partial", "picked", "shadow", "values", "staged_values", "keys8")
 """Pools that are no plain keys and values: what fills them also makes them."""
 
 NOWHERE = -1
@@ -248,7 +248,8 @@ class Pools:
             for pool in pipeline.pools:
                 if pool.name in ("full", "draft") and pool.home is Home.DRAM:
                     tokens = size.tokens if pool.name == "full" else size.block_length
-                    self.hosts[pool.name] = HostKV(len(pool.layers), slots, tokens, shape, host_dtype)
+                    keys8 = next((p.layers for p in pipeline.pools if p.name == "keys8" and pool.name == "full"), ())
+                    self.hosts[pool.name] = HostKV(len(pool.layers), slots, tokens, shape, host_dtype, keys8)
                 elif pool.name in ("query", "output"):
                     self.exchange = self.exchange or Exchange(slots, queries, shape, pinned)
                 elif pool.name not in OWN_STORAGE:

@@ -13,6 +13,7 @@ from herald_exec.pools import KV
 from herald_exec.requests import Row
 from herald_exec.session import Session, Task, action, queries_per_row
 from herald_pipeline.pools import Buffer, Region
+from herald_pipeline.work import Forward
 
 
 def mask_queries(session: Session, rows: tuple[Row, ...], queries: int) -> Lanes:
@@ -80,17 +81,26 @@ def select(session: Session, task: Task) -> None:
         draft=pools.hosts["draft"] if drafts else None,
         draft_length=session.block_length,
         threads=session.threads,
-        key_only=session.key_only and keeps,
+        keys=session.pipeline.settings.keys if keeps else "full",
     )
     # Not by torch: its threads would spin for a while behind a copy of this size, beside the next kernels.
     np.copyto(exchange.output[:rows, :queries].numpy(), found.output)
     if keeps:
         pools.indices[layer] = found
-    scanned: float = sum(lengths)
-    if session.key_only and keeps:
-        scanned = (scanned + sum(row.to_select for row in lanes.rows)) / 2
-    entries = scanned + (rows * session.block_length if drafts else 0)
-    task.num_bytes += entries * session.entry_bytes(host=True)
+    selected = sum(row.to_select for row in lanes.rows) if keeps else 0
+    extra = rows * session.block_length if drafts else 0
+    task.num_bytes += _scanned_bytes(session, sum(lengths), selected, extra, keeps)
+
+
+def _scanned_bytes(session: Session, prefix: int, selected: int, extra: int, keeps: bool) -> float:
+    """Bytes of host memory that a selection reads, as it reads them; ``extra`` entries are a draft's."""
+    keys, entry = session.pipeline.settings.keys if keeps else "full", session.entry_bytes(host=True)
+    if keys == "full":
+        return (prefix + extra) * entry
+    if keys == "key-only":
+        return ((prefix + selected) / 2 + extra) * entry
+    scan = prefix * Forward(session.model.shape, session.pipeline.settings).key8_bytes
+    return scan + ((Forward.candidates(selected, prefix) + selected) / 2 + extra) * entry
 
 
 def _pass_of(session: Session, task: Task) -> Lanes:

@@ -54,6 +54,7 @@ class Choices:
     seed: int
     sets: Sequence[str]
     weights: str
+    keys: str = "full"
 
 
 def load_model(choices: Choices, device: str, dtype: str | None) -> "BlockModel":
@@ -88,6 +89,7 @@ def describe(choices: Choices, model: "BlockModel") -> Pipeline:
         "block_length": shape.block_length if choices.block is None else choices.block,
         "kv_dtype": kv,
         "dram_kv_dtype": kv,
+        "keys": choices.keys,
     }
     if choices.budget is not None:
         changes["budget"] = choices.budget
@@ -258,6 +260,9 @@ def run(
     threshold: Annotated[float | None, typer.Option(help="Confidence of the --decoder.")] = None,
     block: Annotated[int | None, typer.Option(help="Block length B [the model's].")] = None,
     budget: Annotated[float | None, typer.Option(help="Share of KV selected [the method's].")] = None,
+    keys: Annotated[
+        str, typer.Option(help="What selection on the CPU reads: full (the paper), key-only or int8.")
+    ] = "full",
     requests: Annotated[Path | None, typer.Option(help="CSV: prompt_tokens, new_tokens, id, arrival_s.")] = None,
     batch_policy: Annotated[str, typer.Option(help="lockstep or first-done-first-out.")] = "lockstep",
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
@@ -309,6 +314,7 @@ def run(
         seed,
         set_ or (),
         weights,
+        keys,
     )
     if require_pinned and not device.startswith("cuda"):
         message = f"--require-pinned: device {device!r} has no page-locked memory; use --device cuda, or leave it out"

@@ -80,9 +80,8 @@ class Session:
     """Model, pools and rows of a run. ``passes`` holds what a layer-by-layer pass carries, one entry a stream.
 
     ``threads`` is how many the CPU kernels may use; ``None`` is all. ``synthetic`` fills a prompt's KV with seeded
-    random numbers instead of computing it (speed runs at long contexts). ``key_only``: selection reads no values but
-    those that it selected. ``path`` says how the device carries actions
-    out, for the result.
+    random numbers instead of computing it (speed runs at long contexts). ``path`` says how the device carries
+    actions out, for the result.
     """
 
     pipeline: Pipeline
@@ -96,7 +95,6 @@ class Session:
     seed: int = 0
     on_block: OnBlock | None = None
     path: str = "plain"
-    key_only: bool = False
     passes: dict[str, Any] = field(default_factory=dict)
     stopped: set[int] = field(default_factory=set)
 

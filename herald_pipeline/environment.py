@@ -9,6 +9,7 @@ PREFIX = "HERALD_"
 
 KNOWN = {
     "HERALD_CPU": "instruction set of the CPU kernels: portable, avx2, avx512, avx512bf16 or amx",
+    "HERALD_TUNING": "tuning of the CPU kernels by name: distance=8,streams=4 (herald_exec/kernels/tuning.py)",
 }
 """Every variable that anything here reads, and what it does."""
 

@@ -110,8 +110,12 @@ class Parts(PoolParts):
             "d2h",
             lambda shape, _: once(forward.block_down(shape.rows, layers)),
             reads=source,
-            writes=(FULL_BLOCK,),
+            writes=(FULL_BLOCK, *self.keys8(Region.BLOCK)),
         )
+
+    def keys8(self, region: Region) -> tuple[Access, ...]:
+        """Access to the 8-bit keys, where there are any: they are kept in step with the full pool."""
+        return (Access("keys8", region),) if self.settings.keys == "int8" else ()
 
     # Selection on the CPU --------------------------------------------------------------------------------------------
 
@@ -127,7 +131,8 @@ class Parts(PoolParts):
         on_gpu = self.settings.exact_layers_on == "gpu"
         cpu_layers = self.sparse if on_gpu else self.layers
         last = self.layers[-1]
-        reads = [FULL_PREFIX, Access("query")]
+        keeping = frozenset(self.sparse)
+        reads = [FULL_PREFIX, *self.keys8(Region.PREFIX), Access("query")]
         if draft:
             reads.append(Access("draft"))
 
@@ -137,8 +142,8 @@ class Parts(PoolParts):
         def project(shape: LaunchShape, _: int | None) -> Work:
             return once(forward.qkv(tokens(shape)), forward.down_queries(tokens(shape)))
 
-        def select(shape: LaunchShape, _: int | None) -> Work:
-            return once(forward.select(shape, queries, draft))
+        def select(shape: LaunchShape, layer: int | None) -> Work:
+            return once(forward.select(shape, queries, draft, keeps=layer in keeping))
 
         def finish(shape: LaunchShape, layer: int | None) -> Work:
             n = tokens(shape)
@@ -277,7 +282,7 @@ class Parts(PoolParts):
                     down,
                     self.layers,
                     reads=(ring,),
-                    writes=(Access("full", Region.BLOCK),),
+                    writes=(FULL_BLOCK, *self.keys8(Region.BLOCK)),
                 )
             )
         return (Section(tuple(stages)),)

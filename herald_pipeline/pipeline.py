@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from herald_pipeline import methods
+from herald_pipeline.errors import ConfigError
 from herald_pipeline.methods.base import Method
 from herald_pipeline.model import ModelShape
 from herald_pipeline.parts import Parts
 from herald_pipeline.pools import Pool
 from herald_pipeline.settings import Settings
-from herald_pipeline.stages import Stage, Template
+from herald_pipeline.stages import LaunchShape, Stage, Template
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,18 @@ class Pipeline:
     template: Template
     pools: tuple[Pool, ...]
 
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the method assumes, and what the settings do beyond the paper."""
+        if self.settings.keys == "full":
+            return self.method.assumptions
+        reads = {
+            "key-only": "keys and the selected entries' values",
+            "int8": "8-bit copies of the keys, the candidates' keys and the selected entries' values",
+        }[self.settings.keys]
+        beyond = f"beyond the paper: keys={self.settings.keys}, selection reads {reads}; exact layers are read in full"
+        return (*self.method.assumptions, beyond)
+
     def pool(self, name: str) -> Pool:
         """The pool called ``name``."""
         return next(pool for pool in self.pools if pool.name == name)
@@ -29,6 +42,20 @@ class Pipeline:
     def stage(self, name: str) -> Stage:
         """The stage called ``name``."""
         return next(stage for stage in self.template.stages() if stage.name == name)
+
+
+def scanned_bytes(pipeline: Pipeline, rows: int, context: int) -> float:
+    """Bytes of host memory that one selection pass reads, of ``rows`` requests with ``context`` entries each."""
+    selected = rows * pipeline.settings.selected_tokens(context)
+    shape = LaunchShape(rows, rows, 0, rows * context, selected, 0, 0, 0)
+    work = [
+        repeat
+        for stage in pipeline.template.stages()
+        if stage.action == "select"
+        for layer in stage.layers
+        for repeat in stage.work(shape, layer)
+    ]
+    return sum(repeat.count * op.dram_bytes for repeat in work for op in repeat.ops)
 
 
 def build(model: ModelShape, method: Method | str, **settings: Any) -> Pipeline:
@@ -42,4 +69,10 @@ def build(model: ModelShape, method: Method | str, **settings: Any) -> Pipeline:
         settings["queries"] = settings.get("block_length", default.block_length)
     resolved = default.replace(**settings)
     template, pools = chosen.build(Parts(model, resolved))
+    if resolved.keys != "full" and not any(stage.name == "select" for stage in template.stages()):
+        message = (
+            f"keys={resolved.keys} says how the CPU's selection reads KV, and {chosen.name} selects nothing there; "
+            "use keys=full, or a method such as herald"
+        )
+        raise ConfigError(message)
     return Pipeline(model, chosen, resolved, template, pools)

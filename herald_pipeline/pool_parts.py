@@ -55,6 +55,14 @@ class PoolParts:
             purpose="the whole KV cache",
         )
 
+    def keys8_pools(self) -> tuple[Pool, ...]:
+        """The keys of layers that select once more in 8 bits, where ``settings.keys`` asks for them."""
+        if self.settings.keys != "int8":
+            return ()
+        size = len(self.sparse) * self.forward.key8_bytes
+        purpose = "a copy of the keys in 8 bits, which selection scans"
+        return (Pool("keys8", Home.DRAM, self.sparse, lambda request: request.tokens * size, purpose=purpose),)
+
     def exact_pool(self) -> Pool:
         """Full KV of the exact layers, on the device."""
         size = self.num_exact * self.forward.device_kv_bytes

@@ -9,6 +9,12 @@ from herald_pipeline.model import KVDtype
 MAX_STAGING_BUFFERS = 16
 """Places of a ring: the validator goes twice round it, and no machine gains from more."""
 
+KEYS = ("full", "key-only", "int8")
+"""How a selection on the CPU reads KV; all but the first are beyond the paper."""
+
+INT8_CANDIDATES = 1.5
+"""With 8-bit keys: times the budget that are scored again from the keys themselves (the kernels' default)."""
+
 MAX_WINDOW_BLOCKS = 64
 """A window longer than any response that the papers decode; beyond it a number is a mistake."""
 
@@ -29,6 +35,10 @@ class Settings:
         First layers that attend to the full prefix on the GPU (paper section IV-B2: two).
     exact_layers_on
         Where the retrieval pass attends in those layers: ``cpu`` (the paper scans every layer there) or ``gpu``.
+    keys
+        What a selection on the CPU reads: ``full`` keys and values (the paper); ``key-only``, keys and the selected
+        entries' values; ``int8``, a copy of the keys in 8 bits, the keys of :data:`INT8_CANDIDATES` x k candidates,
+        and the selected values. Layers that select nothing are read in full.
     staging_buffers
         Places of the pinned ring between gather and upload, and of the ring that takes fetched layers.
     kv_dtype, dram_kv_dtype
@@ -48,6 +58,7 @@ class Settings:
     queries: int = 1
     exact_layers: int = 2
     exact_layers_on: str = "cpu"
+    keys: str = "full"
     staging_buffers: int = 2
     kv_dtype: KVDtype = KVDtype.BF16
     dram_kv_dtype: KVDtype = KVDtype.BF16
@@ -72,6 +83,8 @@ class Settings:
             problems.append(f"queries must be <= block_length, got {self.queries} > {self.block_length}")
         if self.exact_layers_on not in ("cpu", "gpu"):
             problems.append(f"exact_layers_on must be 'cpu' or 'gpu', got {self.exact_layers_on!r}")
+        if self.keys not in KEYS:
+            problems.append(f"keys must be one of {', '.join(KEYS)}, got {self.keys!r}{did_you_mean(self.keys, KEYS)}")
         raise_problems(problems)
         # More than everything is everything, and is reported as such.
         object.__setattr__(self, "budget", min(self.budget, 1.0))

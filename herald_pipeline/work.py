@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from herald_pipeline.model import ModelShape
-from herald_pipeline.settings import Settings
+from herald_pipeline.settings import INT8_CANDIDATES, Settings
 from herald_pipeline.stages import LaunchShape, Layout, Op, OpKind, Repeat, Work
 
 WEIGHT_BYTES = 2.0
@@ -183,17 +183,39 @@ class Forward:
         """Attention outputs back to the device (fp32)."""
         return self._copy("up", tokens, self.model.num_heads * self.model.head_dim * 4)
 
-    def select(self, shape: LaunchShape, queries: int, draft: bool) -> Op:
-        """Attention and importance of ``queries`` [MASK] queries a row over the full prefix, in host memory."""
-        entries = shape.prefix_tokens + (shape.rows * self.settings.block_length if draft else 0)
-        model = self.model
+    @property
+    def key8_bytes(self) -> float:
+        """Bytes of one position's keys in 8 bits in one layer: rows padded to 32 bytes, and an fp32 scale each."""
+        return self.model.num_kv_heads * (-(-self.model.head_dim // 32) * 32 + 4.0)
+
+    def select(self, shape: LaunchShape, queries: int, draft: bool, keeps: bool = True) -> Op:
+        """Attention and importance of ``queries`` [MASK] queries a row over the full prefix, in host memory.
+
+        A layer that ``keeps`` nothing of it (an exact one) reads all keys and values whatever ``settings.keys`` says.
+        """
+        extra, prefix = shape.rows * self.settings.block_length if draft else 0, shape.prefix_tokens
+        model, keys = self.model, self.settings.keys if keeps else "full"
+        row = self.host_kv_bytes
+        if keys == "full":
+            entries, num_bytes = float(prefix + extra), (prefix + extra) * row
+        elif keys == "key-only":
+            entries = (prefix + shape.selected_tokens) / 2 + extra
+            num_bytes = entries * row
+        else:
+            again = (self.candidates(shape.selected_tokens, prefix) + shape.selected_tokens) / 2 + extra
+            entries, num_bytes = prefix / 2 + again, prefix * self.key8_bytes + again * row
         return Op(
             OpKind.SELECT,
             shape.rows * queries,
             cpu_flops=4.0 * queries * entries * model.num_heads * model.head_dim,
-            dram_bytes=entries * self.host_kv_bytes,
+            dram_bytes=num_bytes,
             queries=queries,
         )
+
+    @staticmethod
+    def candidates(selected: int, prefix: int) -> float:
+        """Positions whose keys are read again behind a scan of 8-bit keys."""
+        return min(float(prefix), INT8_CANDIDATES * selected)
 
     def gather(self, shape: LaunchShape) -> Op:
         """Copy of the selected entries into a contiguous buffer: each byte is read and written once."""

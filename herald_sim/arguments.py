@@ -29,6 +29,9 @@ BudgetShare = Annotated[float | None, typer.Option("--budget", help="Share of KV
 KvDtype = Annotated[
     str | None, typer.Option("--kv-dtype", help="bf16, fp8, int8: KV in both memories and on the link.")
 ]
+Keys = Annotated[
+    str, typer.Option("--keys", help="What selection on the CPU reads: full (the paper), key-only or int8.")
+]
 GenTokens = Annotated[int | None, typer.Option("--gen-tokens", help="Tokens of each answer [default: 512].")]
 Requests = Annotated[
     Path | None, typer.Option("--requests", help="CSV: prompt_tokens, new_tokens, optional id and arrival_s.")

@@ -44,6 +44,7 @@ class Options:
     hbm_limit_gb: float | None = None
     host_limit_gb: float | None = None
     link_limit_gb_s: float | None = None
+    keys: str = "full"
 
     def shape(self) -> ModelShape:
         """The model."""
@@ -64,6 +65,8 @@ class Options:
             changes["budget"] = self.budget
         if self.kv_dtype is not None:
             changes["kv_dtype"] = changes["dram_kv_dtype"] = self.kv_dtype
+        if self.keys != "full":
+            changes["keys"] = self.keys
         changes.update(self._settings())
         default = methods.get(self.method).defaults
         # All queries means all of the block, whatever its length.

@@ -208,7 +208,7 @@ def facts(
         "hbm_bytes": budget.total(Home.HBM, transient=False),
         "dram_bytes": budget.total(Home.DRAM),
         "beyond_max_positions": tokens > pipeline.model.max_positions,
-        "assumptions": pipeline.method.assumptions,
+        "assumptions": pipeline.assumptions,
         "provenance": provenance(profile),
         "extra": {
             "model": pipeline.model.name,

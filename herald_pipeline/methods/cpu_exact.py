@@ -19,7 +19,7 @@ def step_stages(parts: Parts) -> tuple[Stage, ...]:
         return once(forward.qkv(shape.tokens), forward.down_queries(shape.tokens))
 
     def attend(shape: LaunchShape, _: int | None) -> Work:
-        return once(forward.select(shape, block, draft=False))
+        return once(forward.select(shape, block, draft=False, keeps=False))
 
     def finish(shape: LaunchShape, layer: int | None) -> Work:
         n = shape.tokens

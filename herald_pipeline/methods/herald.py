@@ -39,6 +39,7 @@ def offload_pools(parts: Parts, queries: int, sparse_buffers: int) -> tuple[Pool
     clean = parts.block_buffer("clean", Home.HBM, "a completed block's KV on its way to the host")
     return (
         parts.full(Home.DRAM),
+        *parts.keys8_pools(),
         parts.exact_pool(),
         parts.sparse_pool(sparse_buffers),
         *((clean,) if sparse_buffers == 1 else ()),

@@ -19,6 +19,7 @@ from herald_sim.arguments import (
     HbmLimit,
     HostLimit,
     Json,
+    Keys,
     KvDtype,
     LinkLimit,
     Method,
@@ -52,6 +53,7 @@ def run(
     block: Block = None,
     budget: BudgetShare = None,
     kv_dtype: KvDtype = None,
+    keys: Keys = "full",
     engine: Engine = None,
     gen_tokens: GenTokens = None,
     requests: Requests = None,
@@ -101,6 +103,7 @@ def run(
         hbm_limit_gb,
         host_limit_gb,
         link_limit_gb_s,
+        keys,
     )
     if cache is not None or scheduler is not None:
         from herald_sim.decoding_cost import DecodingChoice
@@ -112,6 +115,7 @@ def run(
                 "--steps-file": steps_file is not None,
                 "--budget": budget is not None,
                 "--kv-dtype": kv_dtype is not None,
+                "--keys": keys != "full",
                 "--gen-tokens": gen_tokens is not None,
                 "--requests": requests is not None,
                 "--batch-policy": batch_policy != "lockstep",
