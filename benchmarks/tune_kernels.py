@@ -209,21 +209,22 @@ def gather_ways(bench: KernelBench, threads: int) -> tuple[dict[str, Way], Calla
 
         return measure
 
-    def copy() -> float:
-        """As many bytes of the same pool, as cold, into the same buffers."""
+    def copy(tier: int = tier_index()) -> float:
+        """As many bytes of the same pool, as cold, into the same buffers, by the tier's stores past the cache."""
         start = place[0] * bench.pool.nbytes // bench.rows % (bench.pool.nbytes - payload) // 4096 * 4096
         place[0] += rows
         seconds = 0.0
         for i, each in enumerate(out):
             source = bench.pool.address + start + i * each.nbytes
-            seconds += _core.copy_seconds(each.ctypes.data, source, each.nbytes, threads)
+            seconds += _core.copy_seconds(each.ctypes.data, source, each.nbytes, threads, tier)
         return float(payload / seconds / 1e9)
 
     def hot_copy() -> Sample:
         return Sample(kernels.memcpy_gb_s(payload, threads, repeats=1))
 
     ways = {name: way(tuning) for name, tuning in GATHERS.items()}
-    return ways | {"copy of memory just touched": hot_copy}, copy, pool
+    ways |= {"copy by memcpy": lambda: Sample(copy(-1)), "memcpy of memory just touched": hot_copy}
+    return ways, copy, pool
 
 
 def main() -> None:

@@ -80,7 +80,7 @@ cdef extern from "herald.h" nogil:
     void *herald_map(size_t nbytes)
     void herald_unmap(void *memory, size_t nbytes)
     double herald_read_seconds(const herald_tier *tier, const char *start, int64_t nbytes, int threads)
-    double herald_copy_seconds(char *to, const char *start, int64_t nbytes, int threads)
+    double herald_copy_seconds(const herald_tier *tier, char *to, const char *start, int64_t nbytes, int threads)
     double herald_peak_flops(const herald_tier *tier, int which, int threads)
     void herald_touch(char *memory, int64_t nbytes, int threads)
     void herald_fill_normal(char *memory, int64_t elements, int dtype, uint64_t seed, int threads)
@@ -218,10 +218,12 @@ def read_seconds(int tier, uintptr_t address, int64_t nbytes, int threads):
     return seconds
 
 
-def copy_seconds(uintptr_t to, uintptr_t start, int64_t nbytes, int threads):
+def copy_seconds(uintptr_t to, uintptr_t start, int64_t nbytes, int threads, int tier=-1):
+    """By memcpy, or by a tier's stores past the cache."""
+    cdef const herald_tier *chosen = herald_tier_get(tier) if tier >= 0 else NULL
     cdef double seconds
     with nogil:
-        seconds = herald_copy_seconds(<char *> to, <const char *> start, nbytes, threads)
+        seconds = herald_copy_seconds(chosen, <char *> to, <const char *> start, nbytes, threads)
     return seconds
 
 

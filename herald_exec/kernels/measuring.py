@@ -65,6 +65,7 @@ class KernelBench:
         self.queries = rng.standard_normal((self.rows, max(QUERIES), GROUP * KV_HEADS, HEAD_DIM)).astype(np.float32)
         self.k = max(1, int(BUDGET * context))
         self._first = 0
+        self.copied_bytes = 0  #: of the pool, by copies that a gather is compared with: where the next begins
 
     @functools.cached_property
     def keys8(self) -> Int8Keys:

@@ -199,7 +199,8 @@ void herald_gather(const herald_gather_args *args);
 
 /* memory.c */
 double herald_read_seconds(const herald_tier *tier, const char *from, int64_t bytes, int threads);
-double herald_copy_seconds(char *to, const char *from, int64_t bytes, int threads);
+/* With a tier: its stores past the cache, `to` aligned to 64 bytes; NULL: memcpy. */
+double herald_copy_seconds(const herald_tier *tier, char *to, const char *from, int64_t bytes, int threads);
 double herald_peak_flops(const herald_tier *tier, int which, int threads); /* per second; 0: the tier has none */
 void herald_touch(char *memory, int64_t bytes, int threads);
 void herald_fill_normal(char *memory, int64_t elements, int dtype, uint64_t seed, int threads);

@@ -26,7 +26,10 @@ static void read_block(void *context, int64_t task) {
 }
 static void copy_block(void *context, int64_t task) {
     area_job *job = context;
-    memcpy(job->to + task * BLOCK, job->from + task * BLOCK, (size_t)block_bytes(job, task));
+    if (job->tier) {
+        job->tier->copy_row(job->to + task * BLOCK, job->from + task * BLOCK, block_bytes(job, task), 1);
+        job->tier->fence();
+    } else memcpy(job->to + task * BLOCK, job->from + task * BLOCK, (size_t)block_bytes(job, task));
 }
 static void touch_block(void *context, int64_t task) {
     area_job *job = context;
@@ -77,8 +80,8 @@ double herald_read_seconds(const herald_tier *tier, const char *from, int64_t by
     area_job job = {.tier = tier, .from = from, .bytes = bytes};
     return timed(read_block, &job, threads);
 }
-double herald_copy_seconds(char *to, const char *from, int64_t bytes, int threads) {
-    area_job job = {.to = to, .from = from, .bytes = bytes};
+double herald_copy_seconds(const herald_tier *tier, char *to, const char *from, int64_t bytes, int threads) {
+    area_job job = {.tier = tier, .to = to, .from = from, .bytes = bytes};
     return timed(copy_block, &job, threads);
 }
 typedef struct {

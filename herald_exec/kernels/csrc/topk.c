@@ -54,15 +54,16 @@ static uint32_t kth_key(const uint32_t *keys, int64_t n, int64_t k, uint32_t *re
     return prefix;
 }
 
-/* Emit positions of keys above the threshold and the first `equal` that meet it. positions NULL: 0, 1, 2, .. */
-static int64_t emit(const uint32_t *keys, const int32_t *positions, int64_t n, uint32_t threshold, int64_t equal,
+/* Emit the k positions of keys above the threshold and, of those that meet it, the first `equal`. positions NULL: 0, 1,
+ * 2, .. Without branches on keys, which no predictor guesses. */
+static int64_t emit(const uint32_t *keys, const int32_t *positions, int64_t n, uint32_t threshold, int64_t equal, int64_t k,
                     int32_t *out) {
     int64_t count = 0;
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t key = keys[i];
-        if (key < threshold) continue;
-        if (key == threshold && equal-- <= 0) continue;
-        out[count++] = positions ? positions[i] : (int32_t)i;
+    for (int64_t i = 0; i < n && count < k; i++) {
+        int tie = (keys[i] == threshold) & (equal > 0);
+        equal -= tie;
+        out[count] = positions ? positions[i] : (int32_t)i;
+        count += (keys[i] > threshold) | tie;
     }
     return count;
 }
@@ -101,13 +102,13 @@ int64_t herald_topk(const herald_tier *tier, const float *values, int64_t length
             if (rest) {
                 uint32_t kth = kth_key(keys, kept, k, rest, histogram, &above);
                 if (2 * kept + 16 > length) free(rest);
-                return emit(keys, positions, kept, kth, k - above, out);
+                return emit(keys, positions, kept, kth, k - above, k, out);
             }
         }
     }
     for (int64_t i = 0; i < length; i++) keys[i] = key_at(values, i);
     uint32_t kth = kth_key(keys, length, k, (uint32_t *)positions, histogram, &above);
-    return emit(keys, NULL, length, kth, k - above, out);
+    return emit(keys, NULL, length, kth, k - above, k, out);
 }
 
 /* The paper's way (section IV-B4), kept as the benchmark's baseline: a min-heap of (key, lower position wins). */
