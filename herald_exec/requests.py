@@ -10,6 +10,7 @@ from herald_pipeline.errors import ConfigError, check_number
 from herald_pipeline.model import ModelShape
 from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.scheduling.admission import Request
+from herald_pipeline.scheduling.lengths import check_length
 from herald_pipeline.scheduling.program import Launch
 from herald_pipeline.stages import Mode
 from herald_pipeline.workload import RequestSpec
@@ -186,8 +187,6 @@ class RowState:
 
 def check_positions(requests: Sequence[DecodeRequest], block_length: int, limit: int) -> None:
     """Refuse requests whose padded length passes the model's positions (generate and evaluate; U12)."""
-    from herald_pipeline.workload import check_length
-
     problems = [
         check_length(len(request.prompt), request.new_tokens, block_length, limit, f"request {request.id}")
         for request in requests

@@ -1,6 +1,6 @@
 """A workload: requests, batch, and how many denoising steps each block takes.
 
-Padded lengths are here and nowhere else: what a request can write at most decides whether it is admitted, in the
+What a request can write at most (:mod:`herald_pipeline.scheduling.lengths`) decides whether it is admitted, in the
 simulator, the executor and capacity alike.
 """
 
@@ -12,6 +12,7 @@ from typing import Self
 
 from herald_pipeline.errors import ConfigError, check_number, did_you_mean, raise_problems, unknown_name
 from herald_pipeline.scheduling.admission import Request
+from herald_pipeline.scheduling.lengths import blocks_needed, check_length
 from herald_pipeline.scheduling.program import BatchPolicy
 from herald_pipeline.steps import FixedSteps, Steps
 from herald_pipeline.units import NS_PER_S
@@ -24,40 +25,6 @@ MAX_TOKENS = 1 << 40
 """Longer than any request; keeps byte counts and clocks within what numbers hold exactly."""
 _MAX_ARRIVAL_S = 1e9
 _COLUMNS = {"id": False, "arrival_s": False, "prompt_tokens": True, "new_tokens": True}
-
-
-def blocks_needed(prompt_tokens: int, new_tokens: int, block_length: int) -> int:
-    """Blocks in which an answer lies when blocks are absolute multiples of B: the prompt's tail shares the first."""
-    return -(-(prompt_tokens % block_length + new_tokens) // block_length)
-
-
-def padded_tokens(prompt_tokens: int, new_tokens: int, block_length: int) -> int:
-    """Highest position that a request can write, plus one.
-
-    Blocks are absolute multiples of B (SDAR, LLaDA2) or begin at the prompt's end (LLaDA, Dream); the longer of the two
-    counts, so one rule admits for both.
-    """
-    absolute = -(-(prompt_tokens + new_tokens) // block_length) * block_length
-    from_prompt = prompt_tokens + -(-new_tokens // block_length) * block_length
-    return max(absolute, from_prompt)
-
-
-def check_length(
-    prompt_tokens: int, new_tokens: int, block_length: int, limit: int, what: str = "request"
-) -> str | None:
-    """Problem with a request that does not fit ``limit`` positions once blocks are rounded up, or ``None``."""
-    padded = padded_tokens(prompt_tokens, new_tokens, block_length)
-    if padded <= limit:
-        return None
-    room = max(0, limit - prompt_tokens) // block_length * block_length
-    while room and padded_tokens(prompt_tokens, room, block_length) > limit:
-        room -= block_length
-    remedy = f"ask for at most {room} new tokens" if room else "shorten the prompt"
-    total = prompt_tokens + new_tokens
-    return (
-        f"{what}: prompt {prompt_tokens} + new {new_tokens} = {total} tokens take {padded} positions "
-        f"in blocks of {block_length}, the limit is {limit}; {remedy}"
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +40,14 @@ class RequestSpec:
         """The request in whole blocks: S is the prompt's completed blocks, its tail belongs to the first block."""
         context = self.prompt_tokens // block_length * block_length
         blocks = blocks_needed(self.prompt_tokens, self.new_tokens, block_length)
-        return Request(self.id, context, blocks, self.arrival_ns)
+        return Request(
+            self.id,
+            context,
+            blocks,
+            self.arrival_ns,
+            prompt_tokens=self.prompt_tokens,
+            new_tokens=self.new_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +138,7 @@ class Workload:
 
     @property
     def largest_request_tokens(self) -> int:
-        """KV entries of the longest request at its end, in whole blocks."""
+        """Positions that the longest request takes at most, blocks rounded up."""
         return max(request.padded_tokens(self.block_length) for request in self.blocked())
 
     def length_problems(self, limit: int) -> list[str]:

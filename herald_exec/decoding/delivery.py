@@ -8,7 +8,7 @@ from herald_pipeline.decoding.policy import DecodingPolicy
 from herald_pipeline.decoding.sampling import Sampler
 from herald_pipeline.errors import check_number, raise_problems
 from herald_pipeline.model import ModelShape
-from herald_pipeline.workload import check_length
+from herald_pipeline.scheduling.lengths import check_length
 
 FinishReason = Literal["end_token", "length"]
 
@@ -140,5 +140,5 @@ def prompt_problem(shape: ModelShape, settings: DecodeSettings, index: int, prom
     if outside:
         return f"prompt {index}: token id {outside[0]} is outside the vocabulary of {shape.vocab_size}"
     return check_length(
-        len(prompt), settings.max_new_tokens, settings.block_length, shape.max_positions, f"prompt {index}"
+        len(prompt), settings.max_new_tokens, settings.block_length, shape.max_positions, f"request {index}"
     )

@@ -4,6 +4,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from herald_pipeline.scheduling.lengths import check_length, padded_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -11,7 +13,8 @@ class Request:
 
     ``context`` counts whole blocks only; a prompt's tail shares its block with masks (the executor's business).
     ``continues``: the answer goes on after the last block, so that one retrieves for a next block too. Speed runs
-    measure this steady state.
+    measure this steady state. ``prompt_tokens`` and ``new_tokens``: what was asked for, before blocks were rounded;
+    without them context and blocks are what was asked for.
     """
 
     id: int
@@ -19,10 +22,22 @@ class Request:
     blocks: int
     arrival_ns: int = 0
     continues: bool = False
+    prompt_tokens: int | None = None
+    new_tokens: int | None = None
 
     def padded_tokens(self, block_length: int) -> int:
-        """Highest position it ever writes, plus one."""
-        return self.context + self.blocks * block_length
+        """Highest position it can write, plus one."""
+        return padded_tokens(*self._asked(block_length), block_length)
+
+    def length_problem(self, block_length: int, limit: int) -> str | None:
+        """Why it does not fit ``limit`` positions, or ``None``."""
+        return check_length(*self._asked(block_length), block_length, limit, f"request {self.id}")
+
+    def _asked(self, block_length: int) -> tuple[int, int]:
+        """Prompt and answer in tokens."""
+        if self.prompt_tokens is None or self.new_tokens is None:
+            return self.context, self.blocks * block_length
+        return self.prompt_tokens, self.new_tokens
 
 
 class Admission:
@@ -64,15 +79,14 @@ class Admission:
         filled = []
         while self._waiting and self._waiting[0].arrival_ns <= now_ns:
             request = self._waiting[0]
-            tokens = request.padded_tokens(self._block_length)
-            if self._kv_tokens is not None and tokens > self._kv_tokens:
+            limit = self._kv_tokens
+            problem = None if limit is None else request.length_problem(self._block_length, limit)
+            if problem is not None:
                 self._waiting.popleft()
-                self.rejected[request.id] = (
-                    f"request {request.id} needs room for {tokens} tokens of KV (context {request.context} + "
-                    f"{request.blocks} blocks of {self._block_length}), the pool has {self._kv_tokens}"
-                )
+                self.rejected[request.id] = problem
                 continue
-            full = self._kv_tokens is not None and self._used_tokens + tokens > self._kv_tokens
+            tokens = request.padded_tokens(self._block_length)
+            full = limit is not None and self._used_tokens + tokens > limit
             if full or not self._free_slots:
                 break
             self._waiting.popleft()

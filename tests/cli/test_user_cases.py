@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from herald_pipeline import hardware_io
 from herald_pipeline.errors import RunError
 from herald_pipeline.scheduling.admission import Admission
+from herald_pipeline.scheduling.lengths import check_length, padded_tokens
 from herald_pipeline.trace import read_chrome, validate, write_chrome
-from herald_pipeline.workload import RequestSpec, padded_tokens
+from herald_pipeline.workload import RequestSpec
 from herald_sim import cli
 
 HARDWARE = "h100-sxm-80g_xeon-8481c"
@@ -122,7 +123,7 @@ def test_u04_a_request_larger_than_the_pool_is_rejected_once_and_the_others_fini
     result = json.loads(out)
     assert code == 0
     assert (result["finished"], list(result["rejected"])) == (9, ["9"])
-    assert "needs room for 928 tokens of KV" in result["rejected"]["9"]
+    assert "take 928 positions in blocks of 32" in result["rejected"]["9"]
 
 
 def test_u05_misspelled_keys_are_all_named_with_the_closest(tmp_path, monkeypatch):
@@ -162,21 +163,24 @@ def test_u06_a_profile_without_a_table_fails_before_simulating_and_says_what_mea
 def test_u12_what_is_admitted_writes_no_position_beyond_the_limit(prompt, new, block, limit):
     admission = Admission([RequestSpec(0, prompt, new).blocked(block)], slots=1, block_length=block, kv_tokens=limit)
     admission.admit(0)
-    padded = -(-(prompt + new) // block) * block
-    assert padded <= padded_tokens(prompt, new, block)
+    padded = padded_tokens(prompt, new, block)
     assert bool(admission.running) == (padded <= limit)
     if admission.rejected:
-        assert f"needs room for {padded} tokens" in admission.rejected[0]
-        assert f"the pool has {limit}" in admission.rejected[0]
+        assert admission.rejected[0] == check_length(prompt, new, block, limit, "request 0")
+        assert f"take {padded} positions in blocks of {block}, the limit is {limit}" in admission.rejected[0]
+
+
+U12 = (
+    "request 0: prompt 8170 + new 20 = 8190 tokens take 8202 positions in blocks of 32, the limit is 8192; "
+    "shorten the prompt"
+)
+"""8170 + 20 = 8190 positions are within the limit; a block of 32 from position 8170 on ends at 8202."""
 
 
 def test_u12_a_request_that_fits_only_without_rounding_up_is_rejected():
-    # 8170 + 20 = 8190 positions are within the limit of 8191, the last block of 32 ends at 8192.
-    admission = Admission([RequestSpec(0, 8170, 20).blocked(32)], slots=1, block_length=32, kv_tokens=8191)
+    admission = Admission([RequestSpec(0, 8170, 20).blocked(32)], slots=1, block_length=32, kv_tokens=8192)
     assert admission.admit(0) == []
-    assert (
-        "needs room for 8192 tokens of KV (context 8160 + 1 blocks of 32), the pool has 8191" in admission.rejected[0]
-    )
+    assert admission.rejected[0] == U12
 
 
 def test_u20_a_simulated_runs_trace_has_named_lanes_without_crossings_and_arrows_with_ends(tmp_path):

@@ -1,15 +1,21 @@
 """DESIGN section 5 and the user cases: EOS, short prompts, literal masks, frozen rows, clean KV, k beyond S."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from herald_exec import DecodeRequest, Options, decode
 from herald_exec import execution as execution_module
+from herald_exec.decoding import DecodeSettings
+from herald_exec.decoding.delivery import prompt_problem
 from herald_exec.models import forward, tiny
 from herald_exec.policy import PlannedPolicy, RulePolicy
 from herald_exec.pools import Pools
+from herald_exec.requests import check_positions
 from herald_pipeline import methods
 from herald_pipeline.decoding import acceptance
+from herald_pipeline.decoding.policy import make_policy
 from herald_pipeline.decoding.sampling import Sampler
 from herald_pipeline.errors import ConfigError, RunError
 from herald_pipeline.scheduling.program import BatchPolicy
@@ -229,14 +235,31 @@ def test_draws_of_a_request_do_not_depend_on_its_batch(kit, model):
 
 
 def test_a_request_too_large_is_rejected_once_and_the_others_finish(kit, model):
-    """U04: the pool has room for 64 tokens; the second request needs 112."""
+    """U04: the pool has room for 64 tokens; the second request needs 104."""
     requests = kit.prompts([20, 80, 30], 24)
     options = Options(batch=2, kv_tokens=64, check=True)
     run = decode(kit.describe("herald", model.shape), model, requests, policy=planned(8, 2), options=options)
     assert list(run.result.rejected) == [1]
-    assert "needs room for 104 tokens" in run.result.rejected[1]
+    problem = "request 1: prompt 80 + new 24 = 104 tokens take 104 positions in blocks of 8, the limit is 64"
+    assert run.result.rejected[1].startswith(problem)
     assert run.result.finished == 2
     assert sorted(run.answers) == [0, 2]
+
+
+def test_what_run_rejects_and_generate_refuses_is_one_rule_with_one_text(kit, model):
+    """U12: 76 + 4 = 80 positions are within the limit; blocks from the prompt's end on reach 84."""
+    shape = replace(model.shape, max_positions=80)
+    requests = [kit.prompts([76], 4)[0], replace(kit.prompts([20], 8)[0], id=1)]
+    options = Options(batch=2, kv_tokens=80, check=True)
+    run = decode(kit.describe("herald", model.shape), model, requests, policy=planned(8, 2), options=options)
+    with pytest.raises(ConfigError) as refused:
+        check_positions(requests, 8, 80)
+    settings = DecodeSettings(make_policy(scheduler_params={"block": 8}, bidirectional=False), max_new_tokens=4)
+    asked = prompt_problem(shape, settings, 0, requests[0].prompt)
+    assert run.result.finished == 1
+    assert run.result.rejected == {0: asked}
+    assert str(refused.value) == asked
+    assert asked.startswith("request 0: prompt 76 + new 4 = 80 tokens take 84 positions in blocks of 8, the limit is")
 
 
 def test_requests_that_arrive_later_are_waited_for(kit, model):

@@ -146,7 +146,7 @@ def test_a_request_larger_than_the_pool_is_rejected_once_and_the_others_finish()
     steps = {request: [1] for request in range(10)}
     _, program = run(build(SMALL, "dense"), steps, contexts={4: 880}, kv_tokens=800)
     assert list(program.admission.rejected) == [4]
-    assert "needs room for 912 tokens" in program.admission.rejected[4]
+    assert "take 928 positions in blocks of" in program.admission.rejected[4]
     assert len(program.admission.finished) == 9
 
 

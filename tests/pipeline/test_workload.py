@@ -8,15 +8,9 @@ from hypothesis import strategies as st
 
 from herald_pipeline import steps
 from herald_pipeline.errors import ConfigError
+from herald_pipeline.scheduling.lengths import blocks_needed, check_length, padded_tokens
 from herald_pipeline.scheduling.program import BatchPolicy
-from herald_pipeline.workload import (
-    RequestSpec,
-    Workload,
-    blocks_needed,
-    check_length,
-    padded_tokens,
-    read_requests,
-)
+from herald_pipeline.workload import RequestSpec, Workload, read_requests
 
 LENGTHS = st.integers(0, 10_000)
 NEW = st.integers(1, 5_000)
@@ -90,7 +84,7 @@ def test_blocks_cover_the_answer_and_no_more(prompt, new, block):
 def test_a_uniform_workload_deals_out_its_contexts():
     load = Workload.uniform([100, 200], 3, gen_tokens=10)
     assert [request.prompt_tokens for request in load.requests] == [100, 200, 100]
-    assert load.largest_request_tokens == 224
+    assert load.largest_request_tokens == 232
     assert load.steps.steps(0, 0) == 20
     assert load.policy is BatchPolicy.LOCKSTEP
 

@@ -1,10 +1,14 @@
 import json
+from dataclasses import replace
 
 import pytest
 
-from herald_pipeline import catalogue, hardware_io, methods
+from herald_pipeline import capacity, catalogue, hardware_io, methods
+from herald_pipeline.capacity import Memory
 from herald_pipeline.errors import CapacityError, ProfileError
 from herald_pipeline.pipeline import build
+from herald_pipeline.pools import Home
+from herald_pipeline.scheduling.lengths import check_length
 from herald_pipeline.trace import read_chrome, validate
 from herald_pipeline.workload import RequestSpec, Workload
 from herald_sim.simulate import simulate
@@ -115,14 +119,24 @@ def test_what_does_not_fit_is_refused_with_the_budget_and_the_nearest_that_fits(
 
 
 def test_a_request_larger_than_the_pool_is_rejected_once_and_the_others_finish(paper_profile, pipeline_of):
-    from herald_pipeline.capacity import Memory
-
     requests = (*(RequestSpec(i, 64, 64) for i in range(9)), RequestSpec(9, 4_000_000, 64))
     workload = Workload(requests, batch=10)
     result = simulate(pipeline_of("dense"), paper_profile, workload, memory=Memory.of(paper_profile), check=True)
     assert result.finished == 9
     assert list(result.rejected) == [9]
-    assert "pool has" in result.rejected[9]
+    assert "the limit is" in result.rejected[9]
+
+
+def test_a_request_that_fits_only_without_rounding_up_is_rejected_with_the_text_of_generate(paper_profile, pipeline_of):
+    """U12: room for 8,192 positions; 8170 + 20 = 8190 are asked for, blocks from the prompt's end on reach 8202."""
+    pipeline = pipeline_of("dense")
+    workload = Workload((RequestSpec(0, 8170, 20), RequestSpec(1, 8000, 64)), batch=1)
+    wide = Memory(1e12, 1e12, 1e12)
+    needed = capacity.budget(pipeline, 8192, 1, wide).total(Home.HBM, transient=False)
+    result = simulate(pipeline, paper_profile, workload, memory=replace(wide, resident_bytes=needed), check=True)
+    assert result.finished == 1
+    assert result.rejected == {0: check_length(8170, 20, 32, 8192, "request 0")}
+    assert "8190 tokens take 8202 positions" in result.rejected[0]
 
 
 def test_a_profile_without_a_needed_number_fails_before_the_first_event(tmp_path, pipeline_of):

@@ -134,7 +134,7 @@ def test_a_prompt_that_fits_only_without_rounding_is_refused_with_both_lengths(c
     run(model, [[5] * 72], settings)
     with pytest.raises(ConfigError) as caught:
         run(model, [[5] * 80], settings)
-    expected = "prompt 0: prompt 80 + new 20 = 100 tokens take 104 positions in blocks of 8, the limit is 100"
+    expected = "request 0: prompt 80 + new 20 = 100 tokens take 104 positions in blocks of 8, the limit is 100"
     assert str(caught.value).startswith(expected)
 
 

@@ -11,7 +11,7 @@ from herald_exec.evaluation.harness_command import harness_command
 from herald_exec.evaluation.harness_model import HeraldLM, longest_prompt, truncate_middle
 from herald_exec.evaluation.suites import SUITES, get_suite
 from herald_pipeline.errors import ConfigError, HeraldError, RunError
-from herald_pipeline.workload import padded_tokens
+from herald_pipeline.scheduling.lengths import padded_tokens
 
 # lm-eval and the data set library warn about their own dependencies; those warnings are not ours to mend.
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(300)]
