@@ -4,6 +4,7 @@ Asking densely is what makes recall form quickly: about a fifth of all tokens ar
 end tokens up to its block's end, and most answers start a block, as in serving.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
@@ -22,6 +23,8 @@ an answer, which could have been worded in another way."""
 
 PLAIN_SHARE = 0.08
 ALIGNED_SHARE = 0.7
+FOCUS = 3
+"""How many times as often as its share a task in focus is asked."""
 RESPONSES = (96, 128, 192, 256, 384)
 """Response lengths of rows for the bidirectional mode."""
 
@@ -62,9 +65,12 @@ class _Builder:
 
 
 class Asker:
-    """Questions about a document's items, in random order; items come again only when all were asked."""
+    """Questions about a document's items, in random order; items come again only when all were asked.
 
-    def __init__(self, world: World, items: list[Item]) -> None:
+    Tasks in ``focus`` are asked :data:`FOCUS` times as often as the others, beside their shares.
+    """
+
+    def __init__(self, world: World, items: list[Item], focus: Sequence[str] = ()) -> None:
         self._world = world
         self._by_task: dict[str, list[Item]] = {}
         for item in world.rng.sample(items, len(items)):
@@ -72,7 +78,7 @@ class Asker:
         self._asked = dict.fromkeys(self._by_task, 0)
         able = {*self._by_task, "arith"} | ({"multi"} if len(world.facts) >= 2 else set())
         self._tasks = [task for task in SHARES if task in able]
-        self._weights = [SHARES[task] for task in self._tasks]
+        self._weights = [SHARES[task] * (FOCUS if task in focus else 1) for task in self._tasks]
 
     def __call__(self) -> Question:
         """The next question."""
@@ -96,8 +102,8 @@ def _haystack(builder: _Builder, world: World, length: int) -> list[Item]:
     return items
 
 
-def _ask_until_full(builder: _Builder, world: World, items: list[Item]) -> None:
-    asker = Asker(world, items)
+def _ask_until_full(builder: _Builder, world: World, items: list[Item], focus: Sequence[str]) -> None:
+    asker = Asker(world, items, focus)
     while True:
         question = asker()
         asked = world.encoder(question.prompt)
@@ -115,10 +121,10 @@ def _ask_until_full(builder: _Builder, world: World, items: list[Item]) -> None:
         builder.add([EOS] * (end - start - len(question.answer)), END)
 
 
-def block_row(material: Material, rng: Random, length: int, *, free: bool = True) -> Row:
+def block_row(material: Material, rng: Random, length: int, *, free: bool = True, focus: Sequence[str] = ()) -> Row:
     """A row for the block-causal mode; long rows are often two documents, one after another.
 
-    ``free`` says whether answers are worded freely (:class:`World`).
+    ``free`` says whether answers are worded freely (:class:`World`), ``focus`` what is asked most (:class:`Asker`).
     """
     builder = _Builder(length)
     if rng.random() < PLAIN_SHARE:
@@ -129,7 +135,7 @@ def block_row(material: Material, rng: Random, length: int, *, free: bool = True
         world = material.world(rng, free=free)
         builder.length = length * part // parts
         items = _haystack(builder, world, int(builder.room * rng.uniform(0.25, 0.7)))
-        _ask_until_full(builder, world, items)
+        _ask_until_full(builder, world, items, focus)
     return builder.row()
 
 
@@ -147,7 +153,7 @@ def list_answer(world: World, questions: list[Question]) -> list[int]:
     return answer
 
 
-def list_row(material: Material, rng: Random, length: int, *, free: bool = True) -> Row:
+def list_row(material: Material, rng: Random, length: int, *, free: bool = True, focus: Sequence[str] = ()) -> Row:
     """A row for the bidirectional mode: haystack and a list of one to six questions, then the response."""
     builder = _Builder(length)
     world = material.world(rng, free=free)
@@ -155,7 +161,7 @@ def list_row(material: Material, rng: Random, length: int, *, free: bool = True)
     items = draw_items(world, int((length - response) * rng.uniform(0.15, 0.6)))
     pieces = [piece for item in items for piece in item.pieces]
     room = length - response - sum(map(len, pieces))
-    asker = Asker(world, items)
+    asker = Asker(world, items, focus)
     questions = [asker() for _ in range(rng.randint(1, 6))]
     while True:
         answer, asked = list_answer(world, questions), world.encoder(list_prompt(questions))

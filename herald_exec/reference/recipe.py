@@ -11,13 +11,14 @@ from herald_pipeline.model import ModelShape
 class BatchPlan:
     """One step: ``kind`` ``block`` (block-causal, two noisy copies) or ``list`` (bidirectional), rows and length.
 
-    ``free`` says whether answers are worded freely.
+    ``free`` says whether answers are worded freely, ``focus`` which tasks are asked most.
     """
 
     kind: str
     length: int
     rows: int
     free: bool = True
+    focus: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -101,6 +102,26 @@ def _longer() -> Recipe:
     )
 
 
+def _finish() -> Recipe:
+    """From the weights that ship (``--from``, another ``--seed``): what they miss is asked most, the rate falls."""
+    long = BatchPlan("block", 4096, 16, focus=("hop", "code"))
+    even, listed = BatchPlan("block", 4096, 16), BatchPlan("list", 1024, 64)
+    longest = BatchPlan("block", 8192, 8, focus=("hop",))
+    sharp = replace(long, free=False)
+    return Recipe(
+        name="finish",
+        shape=catalogue.get("herald-ref"),
+        phases=(
+            Phase(0.15, (sharp, long)),
+            Phase(1.00, (long, even, listed, long, longest, even)),
+        ),
+        steps=2400,
+        decay_from=0.0,
+        peak=0.6,
+        evaluation_contexts=(4096, 1024, 8064, 2048),
+    )
+
+
 def _tiny() -> Recipe:
     """A few seconds on one CPU core: shows that every part works, learns next to nothing."""
     shape = replace(catalogue.get("herald-ref"), name="tiny-ref", num_layers=2, hidden_size=64, num_heads=4)
@@ -118,7 +139,7 @@ def _tiny() -> Recipe:
     )
 
 
-_RECIPES = {"reference": _reference, "longer": _longer, "tiny": _tiny}
+_RECIPES = {"reference": _reference, "longer": _longer, "finish": _finish, "tiny": _tiny}
 
 
 def get(name: str, *, steps: int | None = None) -> Recipe:
