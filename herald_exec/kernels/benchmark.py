@@ -24,7 +24,7 @@ from .measuring import BUDGET, GROUP, HEAD_DIM, KV_HEADS, QUERIES, KernelBench, 
 from .options import PHASES
 from .selection import gather, kernel_kind, topk
 from .store import PagedKV
-from .tuning import default_tuning
+from .tuning import Tuning, default_tuning
 
 
 def _roofs(tiers: list[str], threads: int) -> dict[str, dict[str, float]]:
@@ -59,7 +59,7 @@ def _row(variant: Variant, context: int, roofs: dict[str, dict[str, float]]) -> 
         "paper_like": variant.options.paper_like,
         "key_only": variant.options.key_only,
         "keys8": variant.keys8,
-        "tuning": asdict(variant.options.tuning or default_tuning()),
+        "tuning": asdict(variant.options.tuning or default_tuning(variant.use)),
         "gb_s": gb_s,
         "gb_s_samples": [round(value, 3) for value in variant.gb_s],
         "of_read_ceiling": statistics.median(variant.of_ceiling),
@@ -145,6 +145,8 @@ def bench_kernels(
     queries: tuple[int, ...] = QUERIES,
     tiers: list[str] | None = None,
     with_torch: bool = True,
+    seconds: float = 0.0,
+    tunings: dict[str, Tuning] | None = None,
 ) -> dict[str, Any]:
     """Measure every usable tier; the result is what ``herald-exec kernels --bench --json`` prints.
 
@@ -158,12 +160,17 @@ def bench_kernels(
         KV pool in GiB: it must exceed the last-level cache, and it is filled (that memory is needed).
     repeats
         Interleaved repetitions.
+    seconds
+        With a positive number, repetitions end when it is spent, after three at least.
+    tunings
+        By use of a scan (:data:`.tuning.USES`), in place of the defaults; the result says which it was.
     """
     raise_problems(
         [
             check_number(context, "context", minimum=64, maximum=2**24, integer=True),
             check_number(repeats, "repeats", minimum=1, maximum=1000, integer=True),
             check_number(pool_gib, "pool_gib", above=0, maximum=4096),
+            check_number(seconds, "seconds", minimum=0, maximum=86400),
         ]
     )
     if threads is not None and check_number(threads, "threads", minimum=1, integer=True):
@@ -173,8 +180,8 @@ def bench_kernels(
     names = tiers or usable_tiers()
     bench = KernelBench(context, used, pool_gib)
     try:
-        variants = plan(used, names, queries)
-        ceilings = bench.measure(variants, repeats)
+        variants = plan(used, names, queries, tunings)
+        ceilings = bench.measure(variants, repeats, seconds)
         roofs = _roofs(names, used)
         rows = [_row(variant, context, roofs) for variant in variants]
         set_tier(names[-1])
@@ -192,7 +199,7 @@ def bench_kernels(
                 "budget": BUDGET,
                 "pool_bytes": bench.pool.nbytes,
             },
-            "repeats": repeats,
+            "repeats": len(variants[0].gb_s),
             "read_gb_s": {str(t): {"median": statistics.median(v), "samples": v} for t, v in ceilings.items()},
             "roofs_gflops": roofs,
             "kernels": rows,

@@ -6,7 +6,7 @@ Each repetition measures the read ceiling, then every variant once, so that a ma
 import functools
 import platform
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from .int8_keys import Int8Keys
 from .options import Selection, SelectOptions
 from .selection import select
 from .store import PagedKV
-from .tuning import Tuning
+from .tuning import Tuning, use_of
 
 GROUP, KV_HEADS, HEAD_DIM, BUDGET = 4, 4, 128, 0.05
 QUERIES = (1, 2, 4, 8, 16, 32)
@@ -39,6 +39,11 @@ class Variant:
     gb_s: list[float] = field(default_factory=list)
     of_ceiling: list[float] = field(default_factory=list)
     phases: list[Any] = field(default_factory=list)
+
+    @property
+    def use(self) -> str:
+        """By which its tuning is chosen."""
+        return use_of(self.x * GROUP, key_only=self.options.key_only, keys8=self.keys8)
 
 
 def cpu_model() -> str:
@@ -103,32 +108,44 @@ class KernelBench:
         seconds, _ = self.run(variant, 1)
         units = 8 * variant.threads // KV_HEADS + 1  # below this the tail of the queue shows
         variant.rows = max(1, min(self.rows, max(units if variant.threads > 1 else 1, int(SAMPLE_SECONDS / seconds))))
-        if seconds * variant.rows > 4 * SAMPLE_SECONDS * variant.threads:
-            variant.rows = max(1, min(variant.rows, variant.threads // KV_HEADS))
+        if seconds * variant.rows > 4 * SAMPLE_SECONDS:  # few units are split over the threads
+            fewest = max(1, variant.threads // KV_HEADS)
+            variant.rows = min(variant.rows, max(fewest, int(4 * SAMPLE_SECONDS / seconds)))
 
-    def measure(self, variants: list[Variant], repeats: int) -> dict[int, list[float]]:
-        """Fill the variants' samples; returns the read ceilings per thread count, GB/s."""
+    def measure(self, variants: list[Variant], repeats: int, seconds: float = 0.0) -> dict[int, list[float]]:
+        """Fill the variants' samples; returns the read ceilings per thread count, GB/s.
+
+        ``seconds`` above 0 ends the repetitions when they are spent, after three at least.
+        """
         for variant in variants:
             self.size(variant)
         ceilings: dict[int, list[float]] = {}
         best = usable_tiers()[-1]
-        for _ in range(repeats):
+        end = time.monotonic() + seconds
+        for repeat in range(repeats):
+            if seconds and repeat >= 3 and time.monotonic() > end:
+                break
             set_tier(best)
             now = {}
             for threads in sorted({variant.threads for variant in variants}):
                 now[threads] = pool_read_gb_s(self.pool, threads)
                 ceilings.setdefault(threads, []).append(now[threads])
             for variant in variants:
-                seconds, found = self.run(variant, variant.rows)
-                gb_s = variant.rows * self.row_bytes / seconds / 1e9
+                taken, found = self.run(variant, variant.rows)
+                gb_s = variant.rows * self.row_bytes / taken / 1e9
                 variant.gb_s.append(gb_s)
                 variant.of_ceiling.append(gb_s / now[variant.threads])
                 variant.phases.append(found.phase_seconds / found.phase_seconds.sum())
         return ceilings
 
 
-def plan(threads: int, tiers: list[str], queries: tuple[int, ...] = QUERIES) -> list[Variant]:
-    """Variants of one run: every tier at each x, and the options on the best tier."""
+def plan(
+    threads: int,
+    tiers: list[str],
+    queries: tuple[int, ...] = QUERIES,
+    tunings: dict[str, Tuning] | None = None,
+) -> list[Variant]:
+    """Variants of one run: every tier at each x, and the options on the best tier, by ``tunings`` where given."""
     best = tiers[-1]
     wide = [tier for tier in tiers if tier.startswith("avx512")] or [best]
     found = [Variant(f"{tier} x={x}", tier, x, threads) for tier in tiers for x in queries if _worth(tier, tiers, x)]
@@ -147,6 +164,10 @@ def plan(threads: int, tiers: list[str], queries: tuple[int, ...] = QUERIES) -> 
         Variant(f"{best} x=1, prefetch {pages}", best, 1, threads, SelectOptions(tuning=Tuning(distance=2 * pages)))
         for pages in (0, 1, 2, 4)
     ]
+    found.append(Variant(f"{best} x=1, read in bulk", best, 1, threads, SelectOptions(tuning=Tuning(bulk=True))))
+    for variant in found:
+        if tunings and variant.options.tuning is None:
+            variant.options = replace(variant.options, tuning=tunings.get(variant.use))
     return found
 
 

@@ -13,7 +13,7 @@ from .dispatch import tier_index
 from .elements import DTYPES, as_storage, to_float32
 from .int8_keys import Int8Keys, check_keys8
 from .options import PHASES, PV, Draft, Selection, SelectOptions, Store
-from .tuning import GatherTuning, default_gather_tuning, default_tuning
+from .tuning import GatherTuning, default_gather_tuning, default_tuning, use_of
 
 MAX_ROWS = 1024  # query rows of one KV head: x times the group
 
@@ -186,6 +186,8 @@ def select(
     if options.keep_importance:
         importance = np.zeros((rows, store.num_kv_heads, longest), np.float32)
     phases = np.zeros(len(PHASES))
+    use = use_of(x * num_heads // store.num_kv_heads, key_only=options.key_only, keys8=keys8 is not None)
+    tuning = options.tuning or default_tuning(use)
     done = _core.select(
         tier_index(),
         store.view,
@@ -206,7 +208,7 @@ def select(
         int(options.key_only),
         options.smoothing,
         int(options.paper_like),
-        (options.tuning or default_tuning()).numbers(),
+        tuning.numbers(),
         check_threads(threads),
         output,
         indices,

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from herald_exec import kernels
+from herald_exec.kernels import choosing
 from herald_exec.kernels.checking import TUNINGS
-from herald_exec.kernels.tuning import parse_tuning
+from herald_exec.kernels.measuring import KernelBench
+from herald_exec.kernels.tuning import USES, parse_tuning, use_of
 from herald_pipeline.errors import ConfigError
 
 
@@ -64,3 +66,36 @@ def test_every_way_of_gathering_copies_the_same(tier):
         found = out[0].tobytes() + out[1].tobytes()
         assert expected in (None, found)
         expected = found
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "use"),
+    [
+        (4, {}, "scan"),
+        (5, {}, "wide_scan"),
+        (15, {}, "wide_scan"),
+        (16, {}, "matrix"),
+        (4, {"key_only": True}, "keys"),
+        (16, {"key_only": True}, "matrix"),
+        (128, {"keys8": True}, "keys8"),
+    ],
+)
+def test_the_use_of_a_scan_follows_from_what_it_reads_and_for_how_many_rows(rows, options, use):
+    assert use_of(rows, **options) == use
+    assert isinstance(kernels.default_tuning(use), kernels.Tuning)
+
+
+def test_an_unknown_use_is_refused():
+    with pytest.raises(ConfigError, match="did you mean 'scan'"):
+        kernels.default_tuning("scam")
+
+
+def test_measured_tunings_are_of_the_ways_that_were_tried():
+    bench = KernelBench(512, 1, 0.002)
+    before = kernels.active_tier()
+    try:
+        chosen = choosing.measure_tunings(bench, 1, 0.01)
+    finally:
+        kernels.set_tier(before)
+        bench.pool.close()
+    assert {use: tuning in choosing.WAYS[use] for use, tuning in chosen.items()} == dict.fromkeys(USES, True)
