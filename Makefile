@@ -8,7 +8,7 @@ TORCH  ?= torch==2.13.0
 STAMP  := $(VENV)/.installed
 SOURCES := $(wildcard herald_exec/kernels/*.pyx herald_exec/kernels/csrc/*)
 
-.PHONY: test-emulated demo test lint types imports unit bench-gpu clean
+.PHONY: test-emulated demo test lint types imports unit bench-gpu bench-gpu-report clean
 test: lint types imports unit          ## everything that CI runs
 
 $(STAMP): pyproject.toml CMakeLists.txt $(SOURCES)
@@ -47,6 +47,16 @@ unit: $(STAMP)
 
 bench-gpu:                             ## needs a CUDA device and a CUDA build of PyTorch; resumes where it stopped
 	$(PYTHON) -m benchmarks.gpu --plan all
+
+NAME ?= this-machine
+RESULTS = benchmarks/results/$(NAME)
+bench-gpu-report:                      ## measure this machine, foretell, run, compare: docs/repeat-on-your-gpu.md
+	test -f profiles/$(NAME).toml || $(PYTHON) -m calibration measure --device cuda --model llada2-mini --name $(NAME) --out profiles/$(NAME).toml
+	test -f $(RESULTS)/predictions.json || $(PYTHON) -m calibration interventions --hardware profiles/$(NAME).toml --out $(RESULTS)/predictions.json
+	$(PYTHON) -m benchmarks.gpu --plan final --hardware profiles/$(NAME).toml --out $(RESULTS) --minutes 9
+	$(PYTHON) -m calibration reconcile --hardware profiles/$(NAME).toml --model llada2-mini --measured $(RESULTS)
+	$(PYTHON) -m calibration interventions --predictions $(RESULTS)/predictions.json --measured $(RESULTS)
+	$(PYTHON) -m calibration ceilings --hardware profiles/$(NAME).toml --measured $(RESULTS)
 
 test-emulated: $(STAMP)                ## the kernels on older and newer processors than this one; minutes; needs qemu-user
 	PYTHON=$(abspath $(PY)) tests/kernels/emulated.sh

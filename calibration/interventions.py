@@ -51,6 +51,7 @@ def planned(batch: int = BASE_BATCH, context: int = BASE_CONTEXT) -> tuple[Inter
     changes += [
         ("exact layers: CPU -> GPU", herald, replace(herald, conditions=(("exact", "gpu"),))),
         ("key-only off -> on", herald, replace(herald, conditions=(("keys", "only"),))),
+        ("8-bit keys off -> on", herald, replace(herald, conditions=(("keys", "int8"),))),
         (f"HBM 85.5 -> 40 GB (batch {batch} -> 3)", dense, replace(dense, batch=3, conditions=(("hbm", 40.0),))),
         (f"HBM 85.5 GB -> none (batch {batch} -> 80)", dense, replace(dense, batch=80)),
     ]

@@ -128,6 +128,7 @@ PLANS: dict[str, tuple[str, ...]] = {
         "run:herald:32768:38:budget=0.1",
         "run:herald:32768:38:exact=gpu",
         "run:herald:32768:38:keys=only",
+        "run:herald:32768:38:keys=int8",
         "run:dense:32768:3:hbm=40",
         "run:mage-cpu-representative:32768:38:blocks=4",
         "run:mage-cpu:32768:16:blocks=4",
