@@ -6,9 +6,15 @@ the selected entries' V, as with ``key_only``. Beyond the paper.
 
 What is exact. Scores, weights and order of the candidates are those of K. Only two things rest on 8-bit scores: which
 positions are candidates, and the softmax's denominators where no candidate contributes. A score is off by at most
-``scale / 2 * sum |q|`` (scaled queries); a position is lost only if it is off by
-the distance from rank k to the last candidate. The denominators, sums of thousands of terms with errors of either sign,
-weigh the query heads of a group against each other by some 1e-4 wrong.
+``scale / 2 * sum |q|`` (scaled queries; these are rounded to 16 bits, 256 times finer); a position is lost only if it
+is off by the distance from rank k to the last candidate. The definition in :mod:`.reference` does the same in
+float64, and kernels agree with it as closely as without 8-bit keys; only positions whose 8-bit importance ties with
+the last candidate's (to 1e-4) may be candidates or not.
+
+How many candidates. A row's scale follows its largest element, so channels that stand out cost precision everywhere
+else. Positions lost of 819 (5% of 16,384, groups of 4 queries, the worst of 4 heads) with 1.0, 1.1, 1.25, 1.5, 2.0
+times the budget: unit normals 10, 0, 0, 0, 0; two channels 8 times as wide about a mean of 24: 55, 29, 6, 1, 1; 20
+times: 128, 102, 56, 24, 5. Whoever knows his keys to be even may take 1.1; the default is 1.5.
 """
 
 import ctypes
