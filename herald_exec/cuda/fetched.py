@@ -53,6 +53,7 @@ class FetchedForward:
         self._landing = torch.empty(row_size, dtype=session.model.kv_dtype, device=session.device)
         self._locked = 0
         if session.device.type == "cuda":
+            pages.first_touch()  # spread over the nodes of the workers; pinning alone would put it all on one
             self._locked = page_lock(pages.address, pages.nbytes)
 
     def table(self) -> dict[str, Action]:

@@ -5,8 +5,9 @@ the pages of one (layer, slot, head) follow each other. Why (``x`` = queries per
 
 - One sequential stream for attention: tile-interleaved pages are 2-7% faster than separate K and V arrays at x = 1.
 - Rows stay contiguous, so the gather reads 2 x d elements per token and not a strided half of twice as many.
-- V interleaved in pairs of rows would spare the matrix-tile kernel (x >= 4) its in-register interleave, but brings
-  nothing at x = 1, which is what HERALD runs, and makes every gathered V row cost two rows of DRAM traffic.
+- V interleaved in pairs of rows would spare the matrix-tile kernel (x >= 4) its in-register interleave, 2-7% of its
+  time at x = 32 on Emerald Rapids. It brings nothing to the vector kernel at x = 1, which is what HERALD runs, and
+  makes every gathered V row cost two rows of DRAM traffic.
 - Transposed K would make a gathered row touch d cache lines; it is never used.
 """
 
@@ -186,6 +187,15 @@ class PagedKV:
             rows = part.reshape(-1, self.num_kv_heads, self.head_dim)
             found.append(rows[start - first * PAGE_TOKENS : stop - first * PAGE_TOKENS].copy())
         return found[0], found[1]
+
+    def first_touch(self, threads: int | None = None) -> None:
+        """Have the workers touch every page in turn, before the pool is pinned or written by one thread.
+
+        Memory lands on the node of the thread that touches it first: this spreads a pool over all nodes whose workers
+        read it, while pinning it untouched would put it all on one. Contents stay.
+        """
+        _ = self.pages
+        _core.touch(self.address, self.nbytes, threads or 0)
 
     def fill_normal(self, seed: int = 0, threads: int | None = None) -> None:
         """Fill the whole pool with unit normals, each page first touched by a worker: synthetic KV for measuring.

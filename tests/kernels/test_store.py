@@ -1,5 +1,8 @@
 """Pages: what is written is what is read, wherever it starts."""
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -80,3 +83,15 @@ def test_rounding_to_bf16_is_to_nearest_even():
     back = kernels.to_float32(kernels.from_float32(values, "bf16"), "bf16")
     assert back[:4].tolist() == [1.0, 1.0, 1.0 + 2**-6, np.inf]
     assert np.isnan(back[4])
+
+
+def test_touching_first_makes_memory_resident_and_leaves_contents():
+    pool = kernels.PagedKV(1, 1, 2, 40_000, 64)
+    pool.pages[0, 0, 0, 0, 0, 0, :4] = (1, 2, 3, 4)
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    before = int(Path("/proc/self/statm").read_text().split()[1]) * page_bytes
+    pool.first_touch(2)
+    after = int(Path("/proc/self/statm").read_text().split()[1]) * page_bytes
+    assert after - before > 0.8 * pool.nbytes
+    assert pool.pages[0, 0, 0, 0, 0, 0, :4].tolist() == [1, 2, 3, 4]
+    assert not pool.pages[0, 0, 1].any()
