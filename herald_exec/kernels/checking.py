@@ -26,6 +26,8 @@ TUNINGS = (
     Tuning(distance=4, streams=4, turned=True),
     Tuning(distance=2, streams=2, late=True, tiles=True),
     Tuning(turned=True, tiles=True, warm=64),
+    Tuning(bulk=True),
+    Tuning(bulk=True, tiles=True, rows_ahead=3),
 )
 EDGE_SIZES = (1, 2, 3, 5, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 127, 129, 255, 257)
 
@@ -211,6 +213,9 @@ def cases() -> Iterator[Case]:
     for tuning in TUNINGS:
         yield Case((777, 64), (50, 9), options=SelectOptions(tuning=tuning))
         yield Case((777, 64), (50, 9), group=3, x=3, options=SelectOptions(tuning=tuning))
+        yield Case((777, 64), (50, 9), x=4, options=SelectOptions(tuning=tuning))
+        yield Case((777, 64), (50, 9), keys8=True, options=SelectOptions(tuning=tuning))
+        yield Case((777, 64), (50, 9), options=SelectOptions(tuning=tuning, key_only=True))
 
 
 def adversarial_rows(length: int = 20_000) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
