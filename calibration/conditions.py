@@ -93,6 +93,8 @@ def _by_threads(raw: Path | None, name: str) -> Mapping[int, float]:
     groups: dict[tuple[str, ...], dict[int, float]] = {}
     with file.open(encoding="utf-8", newline="") as lines:
         for row in csv.DictReader(lines):
+            if not row.get("threads"):
+                continue
             key = tuple(row.get(column) or "" for column in ("rows", "context", "queries"))
             groups.setdefault(key, {})[int(row["threads"])] = float(row["seconds"])
     return max(groups.values(), key=lambda group: (len(group), max(group.values())), default={})

@@ -167,6 +167,9 @@ class Engine:
         Share of ``gpu.peak_tflop_s`` of attention's products (curve over KV bytes per query token, which grow with
         the prefix), where they and not the reading decide: on a CPU core that plays the GPU. Absent:
         ``gemm_efficiency``.
+    top_k_efficiency
+        Share of ``gpu.bandwidth_gb_s`` of selecting by importance on the GPU, over the bytes of one request's scores
+        (two fp32 passes): importance by the block's queries, top-k and the gather. Absent: ``attention_efficiency``.
     sampler_passes
         fp32 passes over the logits, per forwarded token.
     head_token_share
@@ -209,6 +212,7 @@ class Engine:
     routed_token_share: Quantity | None = _quantity("share", "grouped-gemm", "experts")
     attention_efficiency: Quantity | None = _quantity("share", "attention")
     attention_flops_efficiency: Quantity | None = _quantity("share", "attention", optional=True)
+    top_k_efficiency: Quantity | None = _quantity("share", "selection", optional=True)
     sampler_passes: Quantity | None = _quantity("passes", "sampler")
     head_token_share: Quantity | None = _quantity("share", "launch", optional=True)
     decide_overhead_us: Quantity | None = _quantity("us", "launch", optional=True)

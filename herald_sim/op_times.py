@@ -108,6 +108,9 @@ class OpTimes:
         if op.kind is OpKind.SAMPLE:
             size = op.hbm_bytes * self._head_share
             return size * known(self._engine.sampler_passes).peak / self._hbm
+        if op.kind is OpKind.TOP_K and self._engine.top_k_efficiency is not None:
+            share = self._read("top_k_efficiency", self._engine.top_k_efficiency, op.hbm_bytes / op.tokens)
+            return op.hbm_bytes / (self._hbm * share)
         share = self._read("attention_efficiency", self._engine.attention_efficiency, op.hbm_bytes)
         time = op.hbm_bytes / (self._hbm * share)
         if op.kind is not OpKind.TOP_K:

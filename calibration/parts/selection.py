@@ -92,6 +92,10 @@ def measure(bench: Bench) -> Part:
             note,
         ),
     ]
+    if bench.fused:
+        from calibration.gpu import top_k
+
+        top_k.measure(bench, part)
     return part
 
 

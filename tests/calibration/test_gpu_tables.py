@@ -1,8 +1,15 @@
 """What the parts of a GPU read off tables of one another: no device needed."""
 
 import pytest
+import torch
 
+from calibration.bench import Bench, Part
+from calibration.gpu import top_k
 from calibration.gpu.steps import interpolated, routed
+from calibration.timing import Plan
+from herald_exec.models import tiny
+from herald_pipeline.hardware import Engine, specs
+from herald_pipeline.model import KVDtype
 
 
 def test_tokens_that_all_route_alike_count_as_one_token_of_many():
@@ -17,3 +24,26 @@ def test_tables_are_read_in_the_logarithm_and_grow_in_proportion_beyond_their_en
     table = {1.0: 1.0, 100.0: 3.0}
     assert interpolated(table, 10) == pytest.approx(2.0)
     assert interpolated(table, 200) == pytest.approx(6.0)
+
+
+def test_selecting_on_the_device_is_a_share_of_the_read_rate_over_the_bytes_of_a_requests_scores():
+    shape = tiny().shape
+    bench = Bench(
+        shape,
+        torch.device("cpu"),
+        torch.float32,
+        Plan(1, 6, 0, 0.0, 1e6),
+        KVDtype.FP32,
+        KVDtype.FP32,
+        (0,),
+        (0,),
+        8,
+        found={"machine.gpu.bandwidth_gb_s": 10.0},
+    )
+    part = Part("selection")
+    top_k.measure(bench, part)
+    (value,) = part.values
+    first = part.rows[0]
+    assert value.x[0] == 2 * 64 * shape.num_kv_heads * 4
+    assert value.y[0] == pytest.approx(value.x[0] / first["seconds"] / 10e9)
+    assert value.unit == specs(Engine)["top_k_efficiency"].unit
