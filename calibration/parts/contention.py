@@ -33,7 +33,7 @@ def measure(bench: Bench) -> Part:
         main = {name: _to_its_end(bench, work) for name, work in captured(bench, main).items()}
     size = (256 if bench.on_cuda else 16 if bench.quick else 256) * 2**20
     source, target = torch.zeros(size // 4, pin_memory=bench.on_cuda), torch.zeros(size // 4, device=bench.device)
-    rows, context = (16, 32768) if bench.on_cuda else (4, 8192) if bench.quick else (8, 32768)
+    rows, context = (80, 32768) if bench.on_cuda else (4, 8192) if bench.quick else (8, 32768)
     with kernels.PagedKV(1, rows, shape.num_kv_heads, context, shape.head_dim, str(bench.dram_kv_dtype)) as pool:
         pool.fill_normal()
         queries = np.ones((rows, 1, shape.num_heads, shape.head_dim), np.float32)
