@@ -6,17 +6,19 @@ memory holds the pools that live there. Pools are sized for the last block of th
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 
 from herald_pipeline.errors import CapacityError, ConfigError
 from herald_pipeline.memory import Budget, Item, Limit, Memory
-from herald_pipeline.model import ModelShape
-from herald_pipeline.pipeline import Pipeline
+from herald_pipeline.model import KVDtype, ModelShape, bytes_per_element
+from herald_pipeline.pipeline import Pipeline, build
 from herald_pipeline.pools import Home, Pool, RequestSize
-from herald_pipeline.units import format_bytes
+from herald_pipeline.units import GB, format_bytes
 from herald_pipeline.workload import Workload
 
 __all__ = [
+    "EXECUTED_FORMATS",
     "Budget",
     "Item",
     "Limit",
@@ -35,6 +37,8 @@ __all__ = [
 
 WEIGHT_BYTES = 2.0
 ACTIVATION_BYTES = 2.0
+EXECUTED_FORMATS = (KVDtype.FP32, KVDtype.BF16, KVDtype.FP16)
+"""KV formats that run; the others can only be simulated."""
 _UNBOUNDED = 1 << 20
 """More requests, or blocks of one request, than any machine holds: searches end there."""
 
@@ -160,10 +164,11 @@ def require(
     memory: Memory,
     *,
     others: Mapping[str, Memory] | None = None,
+    formats: Sequence[KVDtype] = EXECUTED_FORMATS,
 ) -> Budget:
     """Budget of a workload whose requests all run at once; :class:`CapacityError` with the table when it does not fit.
 
-    ``others`` are memories of further profiles, to name those that would hold it.
+    ``others`` and ``formats``: as for :func:`explain`.
     """
     if workload.block_length != pipeline.settings.block_length:
         message = (
@@ -173,31 +178,75 @@ def require(
     tokens = workload.largest_request_tokens
     found = budget(pipeline, tokens, workload.batch, memory)
     if not found.fits:
-        raise CapacityError(explain(pipeline, tokens, found, others))
+        raise CapacityError(explain(pipeline, tokens, found, others=others, formats=formats))
     return found
 
 
-def explain(pipeline: Pipeline, tokens: int, found: Budget, others: Mapping[str, Memory] | None = None) -> str:
-    """Message for what does not fit: the limit, the table, and the nearest changes that would fit."""
+def explain(
+    pipeline: Pipeline,
+    tokens: int,
+    found: Budget,
+    *,
+    others: Mapping[str, Memory] | None = None,
+    formats: Sequence[KVDtype] = EXECUTED_FORMATS,
+) -> str:
+    """Message for what does not fit: the limit, the table, and the nearest changes that would fit.
+
+    ``others`` are memories of further profiles, and ``formats`` the storage formats of KV, that may be named.
+    """
+    remedies = _remedies(pipeline, tokens, found, others or {}, formats)
     lines = [
         f"{pipeline.model.name} with {pipeline.method.name}, {found.batch} request(s) of {tokens:,} tokens, "
         f"does not fit: {found.shortage}",
         found.table(),
+        f"nearest that fits: {'; or '.join(remedies)}",
     ]
-    remedies = list(_remedies(pipeline, tokens, found, others or {}))
-    lines.append(
-        "nearest that fits: " + ("; or ".join(remedies) if remedies else "none with this model on this machine")
-    )
     return "\n".join(lines)
 
 
-def _remedies(pipeline: Pipeline, tokens: int, found: Budget, others: Mapping[str, Memory]) -> Iterable[str]:
+def _remedies(
+    pipeline: Pipeline, tokens: int, found: Budget, others: Mapping[str, Memory], formats: Sequence[KVDtype]
+) -> Iterator[str]:
     batch = largest_batch(pipeline, tokens, found.memory)
     if 0 < batch < found.batch:
         yield f"batch {batch}"
     shorter = largest_tokens(pipeline, found.batch, found.memory)
     if 0 < shorter < tokens:
         yield f"{shorter:,} tokens per request (context and answer)"
-    for name, memory in others.items():
-        if budget(pipeline, tokens, found.batch, memory).fits:
-            yield f"hardware {name}"
+    for name in _narrower(pipeline, formats):
+        if budget(_stored_as(pipeline, name), tokens, found.batch, found.memory).fits:
+            yield f"KV in {name}"
+            break
+    machines = [name for name, memory in others.items() if budget(pipeline, tokens, found.batch, memory).fits]
+    yield from (f"hardware {name}" for name in machines)
+    if not machines:
+        yield _machine_that_fits(found)
+
+
+def _narrower(pipeline: Pipeline, formats: Sequence[KVDtype]) -> list[KVDtype]:
+    """Formats that take less than the KV's own in either memory, the widest first."""
+    settings, dim = pipeline.settings, pipeline.model.head_dim
+    own = max(bytes_per_element(dtype, dim) for dtype in (settings.kv_dtype, settings.dram_kv_dtype))
+    smaller = [dtype for dtype in formats if bytes_per_element(dtype, dim) < own]
+    return sorted(smaller, key=lambda dtype: -bytes_per_element(dtype, dim))
+
+
+def _stored_as(pipeline: Pipeline, dtype: KVDtype) -> Pipeline:
+    """The pipeline with KV in another format in both memories."""
+    settings = pipeline.settings
+    same = {spec.name: getattr(settings, spec.name) for spec in fields(settings)}
+    return build(pipeline.model, pipeline.method, **{**same, "kv_dtype": dtype, "dram_kv_dtype": dtype})
+
+
+def _machine_that_fits(found: Budget) -> str:
+    """What a machine needs of either memory, where the engine keeps the same share of it back."""
+    memory, stays = found.memory, found.total(Home.HBM, transient=False)
+    share = memory.resident_bytes / memory.hbm_bytes
+    hbm = max(stays / share, stays + found.passing_bytes + memory.runtime_bytes, memory.hbm_bytes)
+    dram = max(found.total(Home.DRAM), memory.dram_bytes)
+    sizes = [
+        f"{math.ceil(10 * needed / GB) / 10:,.1f} GB of {what} memory"
+        for needed, has, what in ((hbm, memory.hbm_bytes, "device"), (dram, memory.dram_bytes, "host"))
+        if needed > has
+    ]
+    return f"a machine with {' and '.join(sizes)}"

@@ -42,7 +42,7 @@ def model_rows() -> list[dict[str, Any]]:
 
 
 def _methods_for(attention: Attention) -> str:
-    return "all" if attention is Attention.BLOCK_CAUSAL else "dense and a cache"
+    return "all" if attention is Attention.BLOCK_CAUSAL else "dense + cache"
 
 
 def models_text(rows: list[dict[str, Any]]) -> str:
@@ -60,7 +60,7 @@ def models_text(rows: list[dict[str, Any]]) -> str:
         )
         for row in rows
     ]
-    header = ("model", "architecture", "layers", "heads/kv", "B params", "KiB/token", "positions", "methods")
+    header = ("model", "architecture", "layers", "heads/kv", "B params", "KiB/tok", "positions", "methods")
     notes = [f"* {row['name']}: {fact}: {row['sources'][fact]}" for row in rows for fact in row["unconfirmed"]]
     return "\n".join([table(header, cells), *(wrapped(note) for note in notes)])
 

@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from herald_pipeline import capacity
+from herald_pipeline import capacity, hardware_io
 from herald_pipeline.capacity import Budget, Memory
 from herald_pipeline.errors import CapacityError
+from herald_pipeline.hardware import Profile
+from herald_pipeline.model import KVDtype
 from herald_pipeline.pipeline import Pipeline
 
 _CANDIDATES = 12
@@ -35,7 +37,21 @@ class Peak:
         }
 
 
-def find_peak(pipeline: Pipeline, tokens: int, memory: Memory, throughput: Callable[[int], float]) -> Peak:
+def other_memories(profile: Profile, memory: Memory) -> dict[str, Memory]:
+    """Memories of the other profiles, and of this one where the limits given lowered it to ``memory``."""
+    names = [name for name in hardware_io.names() if name != profile.name and _has_memory(name)]
+    others = {name: Memory.of(hardware_io.resolve(name)) for name in names}
+    whole = Memory.of(profile)
+    return others if whole == memory else {f"{profile.name} without the memory limits given": whole, **others}
+
+
+def _has_memory(name: str) -> bool:
+    return not any("memory" in part for _, part in hardware_io.resolve(name).missing(()))
+
+
+def find_peak(
+    pipeline: Pipeline, tokens: int, profile: Profile, memory: Memory, throughput: Callable[[int], float]
+) -> Peak:
     """Batch with the highest ``throughput(batch)`` among those whose requests of ``tokens`` KV entries fit.
 
     Tries up to a dozen batches between 1 and the largest, then the neighbours of the best; a flat top goes to the
@@ -43,7 +59,9 @@ def find_peak(pipeline: Pipeline, tokens: int, memory: Memory, throughput: Calla
     """
     largest = capacity.largest_batch(pipeline, tokens, memory)
     if largest == 0:
-        raise CapacityError(capacity.explain(pipeline, tokens, capacity.budget(pipeline, tokens, 1, memory)))
+        others = other_memories(profile, memory)
+        one = capacity.budget(pipeline, tokens, 1, memory)
+        raise CapacityError(capacity.explain(pipeline, tokens, one, others=others, formats=tuple(KVDtype)))
     tried = {batch: throughput(batch) for batch in _candidates(largest)}
     best = _best(tried)
     for batch in _between(sorted(tried), best):

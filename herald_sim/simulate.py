@@ -9,6 +9,7 @@ from herald_pipeline import capacity, hardware_io, trace, validate
 from herald_pipeline.capacity import Memory
 from herald_pipeline.errors import CapacityError, ConfigError
 from herald_pipeline.hardware import Profile
+from herald_pipeline.model import KVDtype
 from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.pools import Home
 from herald_pipeline.result import FORWARD_STAGES, Recorder, Result
@@ -17,6 +18,7 @@ from herald_pipeline.units import NS_PER_S
 from herald_pipeline.workload import Workload
 from herald_sim.checks import Ledger
 from herald_sim.cost import CostModel, needs
+from herald_sim.planning import other_memories
 from herald_sim.runner import Simulation
 
 _RESOURCES = {"gpu": "gpu", "cpu": "cpu selection", "h2d": "h2d link", "d2h": "d2h link"}
@@ -151,7 +153,7 @@ def _room(
             capacity.require(pipeline, workload, memory)
         except CapacityError:
             # Only now are the other profiles read, to name those that would hold it.
-            capacity.require(pipeline, workload, memory, others=_other_memories(profile, memory))
+            capacity.require(pipeline, workload, memory, others=other_memories(profile, memory), formats=tuple(KVDtype))
         return None
     if workload.block_length != pipeline.settings.block_length:
         message = (
@@ -162,18 +164,6 @@ def _room(
     alone = capacity.largest_tokens(pipeline, 1, memory)
     longest = max((size for size in sizes if size <= alone), default=max(sizes))
     return capacity.kv_room_tokens(pipeline, workload.batch, memory, longest)
-
-
-def _other_memories(profile: Profile, memory: Memory) -> dict[str, Memory]:
-    """Memories of the other profiles, and of this one where the limits given lowered it."""
-    names = [name for name in hardware_io.names() if name != profile.name and _has_memory(name)]
-    others = {name: Memory.of(hardware_io.resolve(name)) for name in names}
-    whole = Memory.of(profile)
-    return others if whole == memory else {f"{profile.name} without the memory limits given": whole, **others}
-
-
-def _has_memory(name: str) -> bool:
-    return not any("memory" in part for _, part in hardware_io.resolve(name).missing(()))
 
 
 def _last_tokens(workload: Workload) -> dict[int, int]:

@@ -1,5 +1,7 @@
 """Results for people, as plain text."""
 
+import shutil
+import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,8 @@ if TYPE_CHECKING:
     from herald_sim.planning import Peak
 
 WIDTH = 100
-"""Columns of a terminal that people can be expected to have."""
+"""Columns of a terminal that people can be expected to have; a narrower one is asked for its own."""
+_LEAST_WIDTH = 40
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -31,8 +34,15 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def wrapped(line: str, hang: int = 12) -> str:
-    """``line`` in lines of at most 100 columns, all but the first indented by ``hang``."""
-    return textwrap.fill(line, WIDTH, subsequent_indent=" " * hang, break_long_words=False, break_on_hyphens=False)
+    """``line`` in lines of at most 100 columns (or the terminal's), all but the first indented by ``hang``."""
+    return textwrap.fill(line, _columns(), subsequent_indent=" " * hang, break_long_words=False, break_on_hyphens=False)
+
+
+def _columns() -> int:
+    """Columns to print in: the terminal's, up to 100; what is piped or written to a file has 100."""
+    if not sys.stdout.isatty():
+        return WIDTH
+    return max(_LEAST_WIDTH, min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
 
 
 def _numeric(cell: str) -> bool:

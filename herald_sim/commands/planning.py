@@ -105,7 +105,7 @@ def peak(
             raise ConfigError(message)
         return result.throughput_tok_s
 
-    found = find_peak(pipeline, options.workload(length).largest_request_tokens, memory, throughput)
+    found = find_peak(pipeline, options.workload(length).largest_request_tokens, profile, memory, throughput)
     if as_json:
         names = {"model": pipeline.model.name, "method": method, "hardware": profile.name}
         print_json({**names, "context": context, **found.as_dict()})

@@ -81,6 +81,7 @@ def run(
     from herald_pipeline.trace import check_writable
     from herald_sim.options import Options, resolved
     from herald_sim.simulate import simulate
+    from herald_sim.text import result_text, wrapped
 
     options = Options(
         model,
@@ -144,10 +145,8 @@ def run(
     workload = options.workload(pipeline.settings.block_length)
     note(*profile.warnings)
     rates = resolved(profile)
-    note(
-        "rates: "
-        + ", ".join(f"{name} {value:g}" if is_number(value) else f"{name} {value}" for name, value in rates.items())
-    )
+    stated = [f"{name} {value:g}" if is_number(value) else f"{name} {value}" for name, value in rates.items()]
+    note(wrapped(f"rates: {', '.join(stated)}", hang=7))
     result = simulate(
         pipeline,
         profile,
@@ -170,8 +169,6 @@ def run(
     if as_json:
         print_json(result.to_dict())
     else:
-        from herald_sim.text import result_text
-
         typer.echo(result_text(result))
 
 

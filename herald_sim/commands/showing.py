@@ -26,6 +26,7 @@ def describe(
     from herald_pipeline.errors import check_number, raise_problems
     from herald_pipeline.trace import check_writable
     from herald_sim.options import Options
+    from herald_sim.text import wrapped
 
     raise_problems([check_number(context, "context", minimum=1, integer=True)])
     refuse(
@@ -41,7 +42,8 @@ def describe(
     if as_json:
         print_json(description.to_dict(pipeline, context))
     else:
-        typer.echo(description.to_text(pipeline, context))
+        lines = description.to_text(pipeline, context).splitlines()
+        typer.echo("\n".join(wrapped(line, hang=13) for line in lines))
 
 
 def exhibit(

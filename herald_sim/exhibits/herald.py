@@ -57,7 +57,7 @@ def peak_of(profile: Profile, model: str, method: str, context: int, budget: flo
         workload = Workload.uniform(context, batch, block_length=pipeline.settings.block_length)
         return fast.evaluate(pipeline, profile, workload).throughput_tok_s
 
-    return find_peak(pipeline, context + DEFAULT_GEN_TOKENS, Memory.of(profile), search)
+    return find_peak(pipeline, context + DEFAULT_GEN_TOKENS, profile, Memory.of(profile), search)
 
 
 def table_2(profile: Profile) -> list[Row]:

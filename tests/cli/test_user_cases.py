@@ -75,7 +75,15 @@ def test_u02_weights_that_do_not_fit_stop_the_command_with_numbers_that_add_up(p
     assert float(total.split()[2]) == pytest.approx(sum(lasting.values()), abs=0.03)
     assert "kv per request 1.64 GB" in err
     assert "SHORT" in total
-    assert "nearest that fits" in err
+    (nearest,) = [line for line in err.splitlines() if line.startswith("nearest that fits: ")]
+    assert f"hardware {HARDWARE}" in nearest
+
+
+def test_u02_where_no_machine_of_the_catalogue_holds_the_weights_the_memory_needed_is_named():
+    code, out, err = herald_sim("peak", "--model", "llada2-flash", *RUN[3:-2], "--hardware", HARDWARE)
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1].startswith("nearest that fits: a machine with 29")
+    assert err.splitlines()[-1].endswith("GB of device memory")
 
 
 def test_u03_a_sweep_marks_the_batch_that_would_queue_and_never_recommends_it(tmp_path):

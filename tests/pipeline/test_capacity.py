@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from herald_pipeline import capacity, catalogue, hardware_io, methods, published
 from herald_pipeline.capacity import Memory
 from herald_pipeline.errors import CapacityError, ConfigError
+from herald_pipeline.model import KVDtype
 from herald_pipeline.pipeline import build
 from herald_pipeline.pools import Home
 from herald_pipeline.workload import Workload
@@ -171,10 +172,44 @@ def test_what_does_not_fit_names_the_nearest_batch_and_length_that_do():
     with pytest.raises(CapacityError) as error:
         capacity.require(pipeline, Workload.uniform(32_768, 17), MEMORY)
     last = str(error.value).splitlines()[-1]
-    assert "batch 16" in last
-    tokens = int(last.rpartition("; or ")[2].split()[0].replace(",", ""))
+    first, second, third = last.removeprefix("nearest that fits: ").split("; or ")
+    assert first == "batch 16"
+    assert third.startswith("a machine with")
+    tokens = int(second.split()[0].replace(",", ""))
     assert capacity.budget(pipeline, tokens, 17, MEMORY).fits
     assert not capacity.budget(pipeline, tokens + 32, 17, MEMORY).fits
+
+
+def test_a_narrower_kv_that_would_fit_is_named_the_widest_of_those_that_may_be():
+    pipeline = build(catalogue.get("llada2-mini"), "dense")
+    found = capacity.budget(pipeline, 33_280, 24, MEMORY)
+    every, executed = (
+        capacity.explain(pipeline, 33_280, found, **named).splitlines()[-1].split("; or ")
+        for named in ({"formats": tuple(KVDtype)}, {})
+    )
+    assert "KV in int8" in every
+    assert not any(remedy.startswith("KV in") for remedy in executed)
+    narrow = build(catalogue.get("llada2-mini"), "dense", kv_dtype="int8", dram_kv_dtype="int8")
+    assert capacity.budget(narrow, 33_280, 24, MEMORY).fits
+    wide = build(catalogue.get("llada2-mini"), "dense", kv_dtype="fp32", dram_kv_dtype="fp32")
+    text = capacity.explain(wide, 33_280, capacity.budget(wide, 33_280, 10, MEMORY))
+    assert "KV in bf16" in text
+
+
+@pytest.mark.parametrize(("model", "batch"), [("llada2-flash", 17), ("llada2-mini", 3000)])
+def test_where_no_known_machine_holds_it_the_memory_of_one_that_would_is_named(model, batch):
+    pipeline = build(catalogue.get(model), "herald")
+    found = capacity.budget(pipeline, 33_280, batch, MEMORY)
+    last = capacity.explain(pipeline, 33_280, found).splitlines()[-1].rpartition("a machine with ")[2]
+    sizes = {words.split()[3]: float(words.split()[0].replace(",", "")) * 1e9 for words in last.split(" and ")}
+
+    def with_memory(factor):
+        hbm, dram = (factor * sizes.get(name, whole) for name, whole in (("device", 80e9), ("host", 936e9)))
+        share = MEMORY.resident_bytes / MEMORY.hbm_bytes
+        return dataclasses.replace(MEMORY, resident_bytes=share * hbm, hbm_bytes=hbm, dram_bytes=dram)
+
+    assert capacity.budget(pipeline, 33_280, batch, with_memory(1.0)).fits
+    assert not capacity.budget(pipeline, 33_280, batch, with_memory(0.999)).fits
 
 
 def test_host_memory_binds_where_it_is_short():
