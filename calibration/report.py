@@ -104,6 +104,7 @@ def _errors(comparisons: Sequence[Comparison], bar: float) -> dict[str, Any]:
     errors = [c.error for c in comparisons]
     known = {
         "median_error": statistics.median(errors),
+        "mean_absolute_error": statistics.fmean(map(abs, errors)),
         "worst_error": max(errors, key=abs),
         "within_bar": sum(abs(error) <= bar for error in errors),
         "of": len(errors),

@@ -113,7 +113,8 @@ def _verdicts(report: Report) -> list[str]:
         return [*lines, f"no held-out point {why}: nothing is judged"]
     lines.append(
         f"throughput within {THROUGHPUT_BAR:.0%} on {held['within_bar']} of {held['of']} held-out points "
-        f"(median {percent(held['median_error'])}, worst {percent(held['worst_error'])})"
+        f"(median {percent(held['median_error'])}, mean of sizes {held['mean_absolute_error']:.1%}, "
+        f"worst {percent(held['worst_error'])})"
     )
     outside = [kind for kind, good in judged(report).items() if not good and kind != "throughput"]
     inside = [kind for kind, good in judged(report).items() if good and kind != "throughput"]
