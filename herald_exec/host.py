@@ -16,8 +16,8 @@ from herald_pipeline.errors import RunError
 from herald_pipeline.model import ModelShape
 from herald_pipeline.settings import INT8_CANDIDATES
 
-_COPIERS = 4
-"""Threads that put completed blocks into pages: enough for most of the memory's rate, few enough to leave cores."""
+COPIERS = 4
+"""Threads that put blocks into pages beside a selection: most of the memory's rate, few enough to leave cores."""
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -65,10 +65,13 @@ class HostKV:
             self._update_keys8(layer, [slot], [start], keys.shape[1])
         self._lengths[layer, slot] = start + keys.shape[1]
 
-    def append_blocks(self, slots: Sequence[int], starts: Sequence[int], keys: Tensor, values: Tensor) -> None:
+    def append_blocks(
+        self, slots: Sequence[int], starts: Sequence[int], keys: Tensor, values: Tensor, threads: int = COPIERS
+    ) -> None:
         """Write ``[layers, R, kv, n, d]``, a block of each row in all layers, behind ``starts``; 0 begins a slot anew.
 
-        Rows in consecutive slots whose blocks lie alike in their pages are written in one copy.
+        Rows in consecutive slots whose blocks lie alike in their pages are written in one copy. ``threads`` at most
+        write; the first call decides.
         """
         held = self._lengths[:, slots]
         wrong = (np.array(starts) != 0) & (held != np.array(starts))
@@ -91,7 +94,7 @@ class HostKV:
                 _into_pages(pages[layer, at], start, bits, layer)
                 self._update_keys8(layer, range(at.start, at.stop), [start] * (at.stop - at.start), count)
 
-            self._copy(copy_layer)
+            self._copy(copy_layer, threads)
         self._lengths[:, slots] = np.array(starts) + count
 
     def _update_keys8(self, layer: int, slots: Sequence[int], starts: Sequence[int], count: int) -> None:
@@ -100,13 +103,13 @@ class HostKV:
             for slot, start in zip(slots, starts, strict=True):
                 self._keys8.update(layer, slot, start, start + count, threads=1)
 
-    def _copy(self, copy_layer: Callable[[int], None]) -> None:
+    def _copy(self, copy_layer: Callable[[int], None], threads: int) -> None:
         """Copy every layer, by a few threads that sleep before and after.
 
         torch's own would spin for milliseconds behind it and take cores from the selection that runs or begins.
         """
         if self._copiers is None:
-            self._copiers = ThreadPoolExecutor(_COPIERS, "herald-append")
+            self._copiers = ThreadPoolExecutor(max(1, min(threads, len(self._lengths))), "herald-append")
         list(self._copiers.map(copy_layer, range(self._lengths.shape[0])))
 
     def read(self, layer: int, slot: int, stop: int) -> tuple[Tensor, Tensor]:

@@ -241,6 +241,9 @@ def result_text(result: "Result") -> str:
             )
     lines += [f"rejected   {reason}" for reason in result.rejected.values()]
     lines += [f"assumes    {text}" for text in result.assumptions]
+    path = str(result.extra.get("device_path", "fused"))
+    if path != "fused":
+        lines.append(f"device     {path}; a fraction of the device's speed")
     if result.beyond_max_positions:
         lines.append("note       beyond the model's positions: speed only, the text means nothing there")
     return "\n".join(lines)

@@ -4,6 +4,7 @@ Only what is worth it is here; select and gather are the same functions as on th
 of passes with more than one query.
 """
 
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from herald_exec.cuda.lanes import bucket
 from herald_exec.cuda.selection import SelectionPass, has_own_pass
 from herald_exec.cuda.streams import Foreseen
 from herald_exec.denoising import Outcome
+from herald_exec.host import COPIERS
 from herald_exec.pools import KV, KVStore
 from herald_exec.prefill import prefill as prefill_rows
 from herald_exec.requests import Row
@@ -178,7 +180,9 @@ class DeviceActions:
         slots = [row.slot for row in task.rows]
         zeros = [0] * len(slots)
         blocks = take_blocks(session.pools.stores["draft_out"], slots, zeros, session.block_length)
-        task.num_bytes += self._down("draft", [blocks], slots, zeros)
+        # Selection waits for the draft, so its cores are free: all of them write.
+        threads = session.threads or os.cpu_count() or COPIERS
+        task.num_bytes += self._down("draft", [blocks], slots, zeros, threads)
 
     def append(self, session: Session, task: Task) -> None:
         """The completed blocks' clean KV of all layers behind the prefixes in host memory."""
@@ -198,7 +202,9 @@ class DeviceActions:
             parts.append(take_blocks(sparse, at, [row.to_select for row in rows], block))
         task.num_bytes += self._down("full", parts, slots, prefixes)
 
-    def _down(self, pool: str, parts: Sequence[KV], slots: Sequence[int], starts: Sequence[int]) -> int:
+    def _down(
+        self, pool: str, parts: Sequence[KV], slots: Sequence[int], starts: Sequence[int], threads: int = COPIERS
+    ) -> int:
         """Blocks ``[layers, R, kv, B, d]`` of several stores, joined, through pinned memory into pages."""
         host = self._buffer(pool, [sum(part.keys.shape[0] for part in parts), *parts[0].keys.shape[1:]])
         first = 0
@@ -213,7 +219,7 @@ class DeviceActions:
             landed = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             landed.record()
             landed.synchronize()
-        self.session.pools.hosts[pool].append_blocks(slots, starts, *host)
+        self.session.pools.hosts[pool].append_blocks(slots, starts, *host, threads)
         return host.num_bytes
 
     def _buffer(self, pool: str, dims: Sequence[int]) -> KV:

@@ -27,6 +27,13 @@ FIXED_KEYS = (96, 340)
 
 From the times of one and two splits over 1,670 keys on an H200 (0.120 and 0.133 ms at 320 pairs).
 """
+LONG_KEYS = 4096
+"""Keys of a program from which on tiles of 128 beat tiles of 64.
+
+On an H200 they cost 8% less a key (two splits of 32,768 keys: 1.423 ms, not 1.552) and some 240 keys more to begin
+and end with (1,670 keys: 0.125 ms, not 0.117), so they break even near 2,900; between 1,670 and 16,384 keys nothing
+was measured.
+"""
 KEYS_PER_SPLIT = 256
 """Fewest keys that are worth a split of their own."""
 MOST_SPLITS = 32
@@ -114,8 +121,9 @@ class LaneForward:
         pool = store.layer(layer)
         q, own_k, own_v = self.place(layer, lanes, joined, rotary, (pool.keys, pool.values, store_row, store_at))
         shaped = launch_shape(lanes * shape.num_kv_heads, store.capacity)
-        # More lanes than slots: a step in which drafts go along. A full batch's are exactly twice the slots.
-        paired = lanes == 2 * session.pools.slots
+        # More lanes than slots: a step in which drafts go along. A full batch's are exactly twice the slots. Few keys
+        # are found in the L2 by the second lane (3% on an H200); many are not, and apart they are read 15% faster.
+        paired = lanes == 2 * session.pools.slots and kind == "SPARSE"
         return attend_lanes(q, pool.keys, pool.values, (own_k, own_v), row, length, paired=paired, **shaped)
 
     def place(
@@ -148,11 +156,12 @@ def launch_shape(pairs: int, capacity: int) -> dict[str, int]:
     """How attention of ``pairs`` of (lane, KV head) over up to ``capacity`` keys is cut into programs.
 
     The cut whose waves take least: waves of programs times the keys of one and what it costs besides. On an H200 at 320
-    pairs two splits read 32,768 keys at 3.4 TB/s, one at 3.0: five waves of half the keys, not three of all of them.
+    pairs two splits read 32,768 keys at 3.8 TB/s, one at 3.0: five waves of half the keys, not three of all of them.
     """
 
     def cost(splits: int) -> float:
         waves = -(-pairs * splits // MULTIPROCESSORS)
         return waves * (capacity / splits + FIXED_KEYS[splits > 1])
 
-    return {"splits": min(range(1, max(1, min(capacity // KEYS_PER_SPLIT, MOST_SPLITS)) + 1), key=cost)}
+    splits = min(range(1, max(1, min(capacity // KEYS_PER_SPLIT, MOST_SPLITS)) + 1), key=cost)
+    return {"splits": splits, "block_n": 128 if capacity / splits >= LONG_KEYS else 64}

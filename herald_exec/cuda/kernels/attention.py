@@ -13,8 +13,8 @@ from torch import Tensor
 from herald_exec.models.layers import Rotary
 
 _LOG2_E = 1.4426950408889634
-_SHARED_BYTES = 192 << 10
-"""Shared memory that a program may count on: an H100 or H200 has 227 KiB."""
+_SHARED_BYTES = 227 << 10
+"""Shared memory of a program on an H100 or H200: three stages of 128 keys in bf16 take 224 KiB of it."""
 
 
 @triton.jit
@@ -354,7 +354,7 @@ def attend_lanes(
         Lanes i and i + lanes / 2 belong to one row (a block and its draft), so they run side by side and the row's
         keys leave device memory once. Only the order of the programs depends on it.
     block_m, block_n
-        Query rows and keys of a tile; ``None`` takes what was fastest on an H200 (fp32: what fits).
+        Query rows and keys of a tile; ``None`` takes what was fastest on an H200. fp32 takes fewer: what fits.
     num_stages
         Tiles of keys on their way at a time; ``None``: three, or two where three do not fit a multiprocessor.
 
@@ -368,7 +368,7 @@ def attend_lanes(
     group = m // block
     wide = q.dtype == torch.float32
     block_m = min(max(16, triton.next_power_of_2(m)), block_m or (64 if wide else 128))
-    block_n = block_n or (32 if wide else 64)
+    block_n = min(block_n or 64, 32 if wide else 128)
     if num_stages is None:
         tiles_bytes = (3 * 2 * block_n + block_m) * dim * q.element_size()
         num_stages = 3 if tiles_bytes <= _SHARED_BYTES else 2

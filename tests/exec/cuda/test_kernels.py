@@ -213,3 +213,20 @@ def test_a_launch_is_cut_so_that_its_waves_are_no_longer_than_uncut(pairs, keys)
     waves = [-(-pairs * cut // 132) * keys / cut for cut in (1, splits)]
     assert waves[1] <= waves[0]
     assert launch_shape(4, 32800)["splits"] == 32
+
+
+def test_tiles_are_large_where_a_program_reads_many_keys_alone():
+    assert launch_shape(320, 32800) == {"splits": 2, "block_n": 128}
+    assert launch_shape(320, 1702)["block_n"] == 64
+    assert launch_shape(4, 32800)["block_n"] == 64
+
+
+@pytest.mark.parametrize("length", [100, 300])
+def test_large_tiles_give_what_small_ones_give(length, device):
+    kv, block, group, dim = 2, 8, 2, 32
+    q = normal(2, kv, block * group, dim, device=device)
+    keys, values = (normal(2, kv, 320, dim, device=device, seed=seed) for seed in (1, 2))
+    own = tuple(normal(2, kv, block, dim, device=device, seed=seed) for seed in (3, 4))
+    rows, lengths = (torch.tensor(part, dtype=torch.int32, device=device) for part in ((0, 1), (length, length - 3)))
+    small, large = (attend_lanes(q, keys, values, own, rows, lengths, block_n=n) for n in (16, 128))
+    assert error(large, small.double()) < 1e-5
