@@ -69,7 +69,7 @@ ROWS: dict[str, Scan] = {
     "tiles, bulk": Scan(T(bulk=True, tiles=True)),
     "tiles, bulk, rows 64": Scan(T(bulk=True, tiles=True, rows_ahead=64)),
 }
-CANDIDATES = (1.1, 1.25)
+CANDIDATES = (1.1, 1.5)
 G = GatherTuning
 GATHERS: dict[str, GatherTuning] = {
     "ahead 0": G(0),

@@ -150,7 +150,7 @@ def run_case(case: Case) -> Comparison:
         budget,
         draft=draft,
         extra_kv=own,
-        keys8=case.keys8,
+        keys8=keys8,
         options=options,
         bf16_queries=tiles,
         output_of=found if options.key_only or case.keys8 else None,

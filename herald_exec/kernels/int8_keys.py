@@ -1,8 +1,9 @@
 """A second copy of the keys in 8 bits, for scoring: a quarter of the bytes of K and V that a scan reads.
 
-Each row of K is divided by its own scale, the largest magnitude over 127, and rounded. A selection scans these, takes
-some times the budget as candidates, scores the candidates again from K itself, and ranks those; the output comes from
-the selected entries' V, as with ``key_only``. Beyond the paper.
+Each channel of K is divided by a power of two (the queries are multiplied by it), then each row by its own scale, the
+largest magnitude over 127, and rounded. A selection scans these, takes some times the budget as candidates, scores
+the candidates again from K itself, and ranks those; the output comes from the selected entries' V, as with
+``key_only``. Beyond the paper.
 
 What is exact. Scores, weights and order of the candidates are those of K. Only two things rest on 8-bit scores: which
 positions are candidates, and the softmax's denominators where no candidate contributes. A score is off by at most
@@ -11,10 +12,10 @@ is off by the distance from rank k to the last candidate. The definition in :mod
 float64, and kernels agree with it as closely as without 8-bit keys; only positions whose 8-bit importance ties with
 the last candidate's (to 1e-4) may be candidates or not.
 
-How many candidates. A row's scale follows its largest element, so channels that stand out cost precision everywhere
-else. Positions lost of 819 (5% of 16,384, groups of 4 queries, the worst of 4 heads) with 1.0, 1.1, 1.25, 1.5, 2.0
-times the budget: unit normals 10, 0, 0, 0, 0; two channels 8 times as wide about a mean of 24: 55, 29, 6, 1, 1; 20
-times: 128, 102, 56, 24, 5. Whoever knows his keys to be even may take 1.1; the default is 1.5.
+How many candidates. Positions lost of 819 (5% of 16,384, groups of 4 queries, the worst of 4 heads) with 1.0, 1.05,
+1.1 and 1.25 times the budget: unit normals 10, 2, 0, 0; with two channels 8 times as wide about a mean of 24 10, 0,
+0, 0, and 20 times as wide 10, 1, 0, 0. Without channel factors the last two lose 55, 40, 29, 6 and 128, 116, 102, 56.
+The default is 1.25.
 """
 
 import ctypes
@@ -47,15 +48,16 @@ class Int8Keys:
         self.pool = pool
         self.row_bytes = -(-pool.head_dim // 32) * 32
         tile = PAGE_TOKENS * (self.row_bytes + 4)
-        self._shape = (pool.num_layers, pool.num_slots, pool.num_kv_heads, pool.pages_per_slot, tile)
-        head, slot = pool.pages_per_slot * tile, pool.num_kv_heads * pool.pages_per_slot * tile
+        self._header = -(-pool.head_dim * 4 // 64) * 64
+        head = self._header + pool.pages_per_slot * tile
+        slot = pool.num_kv_heads * head
         self.nbytes = pool.num_layers * pool.num_slots * slot
         self.address = _core.map_memory(self.nbytes)
         if not self.address:
             message = f"the 8-bit keys of {self.nbytes / 1e9:.1f} GB cannot be mapped; select without them"
             raise CapacityError(message)
         self._view = _core.View(
-            self.address,
+            self.address + self._header,
             self.address,
             tile,
             head,
@@ -78,23 +80,40 @@ class Int8Keys:
         return self._view
 
     def update(self, layer: int, slot: int, start: int, stop: int, threads: int | None = None) -> None:
-        """Copy positions ``[start, stop)`` of the pool: call it after each append."""
+        """Copy positions ``[start, stop)`` of the pool: call it after each append.
+
+        A slot's first update, and every one from 0 on (a new request), fixes its channel factors.
+        """
         self.pool.check_place(layer, slot, start, stop)
         _core.quantise(self.pool.view, self.view, layer, slot, start, stop, threads or 0)
 
     def read(
         self, layer: int, slot: int, start: int, stop: int
     ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
-        """Copies of rows ``[tokens, kv_heads, head_dim]`` and their scales ``[tokens, kv_heads]``."""
+        """Copies of rows ``[tokens, kv_heads, head_dim]`` and their scales ``[tokens, kv_heads]``.
+
+        K is about rows times scales times :meth:`channels`.
+        """
         self.pool.check_place(layer, slot, start, stop)
-        _ = self.view
-        memory = memoryview((ctypes.c_char * self.nbytes).from_address(self.address)).cast("B")
-        tiles: npt.NDArray[Any] = np.frombuffer(memory, np.int8).reshape(self._shape)[layer, slot]
-        heads, pages = tiles.shape[:2]
+        heads, pages = self.pool.num_kv_heads, self.pool.pages_per_slot
+        tiles = self._heads(layer, slot)[:, self._header :].reshape(heads, pages, -1)
         rows = tiles[..., : PAGE_TOKENS * self.row_bytes].reshape(heads, pages * PAGE_TOKENS, self.row_bytes)
         scales = tiles[..., PAGE_TOKENS * self.row_bytes :].copy().view(np.float32).reshape(heads, pages * PAGE_TOKENS)
         part = slice(start, stop)
         return rows[:, part, : self.pool.head_dim].swapaxes(0, 1).copy(), scales[:, part].T.copy()
+
+    def channels(self, layer: int, slot: int) -> npt.NDArray[np.float32]:
+        """Powers of two that each channel was divided by, ``[kv_heads, head_dim]``; zeros before the first update."""
+        self.pool.check_place(layer, slot, 0, 0)
+        header = self._heads(layer, slot)[:, : self.pool.head_dim * 4]
+        return header.copy().view(np.float32)
+
+    def _heads(self, layer: int, slot: int) -> npt.NDArray[np.int8]:
+        _ = self.view
+        memory = memoryview((ctypes.c_char * self.nbytes).from_address(self.address)).cast("B")
+        shape = (self.pool.num_layers, self.pool.num_slots, self.pool.num_kv_heads, -1)
+        found: npt.NDArray[np.int8] = np.frombuffer(memory, np.int8).reshape(shape)[layer, slot]
+        return found
 
     def close(self) -> None:
         """Free the memory; a second call does nothing."""

@@ -46,7 +46,7 @@ class SelectOptions:
     smoothing: int = 1
     keep_importance: bool = False
     paper_like: bool = False
-    candidates: float = 1.5
+    candidates: float = 1.25
     tuning: Tuning | None = None
 
     def __post_init__(self) -> None:

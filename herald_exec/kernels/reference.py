@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .elements import from_float32, to_float32
+from .int8_keys import Int8Keys
 from .options import Draft, Selection, SelectOptions, Store
 
 Float64 = npt.NDArray[np.float64]
@@ -121,7 +122,7 @@ def select(
     *,
     draft: Draft | None = None,
     extra_kv: tuple[Any, Any] | None = None,
-    keys8: bool = False,
+    keys8: Int8Keys | None = None,
     options: SelectOptions | None = None,
     bf16_queries: bool = False,
     output_of: Selection | None = None,
@@ -140,7 +141,6 @@ def select(
     if bf16_queries:
         scaled = round_to_bf16(scaled)
     base2 = scaled.astype(np.float64) * np.log(2.0)  # back to natural exponentials
-    base2_8bit = rounded_queries(scaled) * np.log(2.0)
     group = num_heads // store.num_kv_heads
     lengths = np.asarray(lengths)
     budget = np.broadcast_to(np.asarray(budget_tokens), (rows,))
@@ -154,7 +154,10 @@ def select(
     for row in range(rows):
         length = int(lengths[row])
         k, v = _rows(store, layer, int(slots[row]), length)
-        rounded = quantised(k) if keys8 else k
+        factors = np.ones((store.num_kv_heads, head_dim), np.float32)
+        if keys8 and length:
+            factors = keys8.channels(layer, int(slots[row]))
+        rounded = quantised(k / factors) if keys8 else k
         seen_k, seen_v = k, v
         if draft is not None:
             at = layer if draft.layer is None else draft.layer
@@ -176,9 +179,8 @@ def select(
                         scores = keys @ base2[row, i, head * group + g]
                         exact_scores.append(scores[:length])
                         if keys8:
-                            scores = np.concatenate(
-                                [rounded[:, head] @ base2_8bit[row, i, head * group + g], scores[length:]]
-                            )
+                            query = rounded_queries(scaled[row, i, head * group + g] * factors[head]) * np.log(2.0)
+                            scores = np.concatenate([rounded[:, head] @ query, scores[length:]])
                             exact_scores.append(scores[:length])
                         p = np.exp(scores - scores.max())
                         p /= p.sum()

@@ -154,7 +154,7 @@ enum { HERALD_SCAN, HERALD_IMPORTANCE, HERALD_TOPK, HERALD_RESCORE, HERALD_OUTPU
 typedef struct {
     const herald_tier *tier;
     const herald_kv *kv, *draft;          /* draft may be NULL */
-    const herald_kv *keys8;               /* 8-bit keys of the same shape, or NULL */
+    const herald_kv *keys8;               /* 8-bit keys of the same shape, or NULL; its v: a head's channel factors */
     double candidates;                    /* with keys8: times the budget that are scored again from K */
     int64_t layer, draft_layer, rows;     /* rows: of the batch */
     const int64_t *slots, *lengths, *budgets, *draft_slots, *draft_lengths;

@@ -82,7 +82,7 @@ static size_t task_bytes(const job *job, int64_t length) {
     const herald_select_args *args = job->args;
     size_t rows = (size_t)job->rows, dim = (size_t)args->kv->head_dim;
     size_t padded = (size_t)tiles_of(length) * HERALD_TILE;
-    return rows * dim * sizeof(float) + args->tier->scratch_bytes(job->rows, args->kv->head_dim) + job->p_tile +
+    return 2 * rows * dim * sizeof(float) + args->tier->scratch_bytes(job->rows, args->kv->head_dim) + job->p_tile +
            2 * padded * sizeof(float) + herald_topk_scratch_bytes(length) + 4 * rows * (dim + 64) * sizeof(float) +
            job->p_max_tile * sizeof(float) + 32 * 64 + candidate_bytes(job, length);
 }
@@ -97,6 +97,14 @@ static void pack_queries(const job *job, const unit *unit, float *q) {
                 args->queries + ((unit->row * args->x + i) * args->num_heads + unit->head * group + g) * (int64_t)dim;
             for (int c = 0; c < dim; c++) *q++ = from[c] * scale;
         }
+}
+
+/* Queries for a scan of 8-bit keys: times the channel factors that the keys were divided by. */
+static void pack_channels(const job *job, const unit *unit, const float *q, float *to) {
+    const herald_select_args *args = job->args;
+    const float *channels = (const float *)herald_stream_of(args->keys8, args->layer, args->slots[unit->row], unit->head).v;
+    for (int row = 0; row < job->rows; row++)
+        for (int c = 0; c < args->kv->head_dim; c++) *to++ = *q++ * channels[c];
 }
 
 static herald_attend attend_of(const job *job, const unit *unit, const unit_memory *memory, int64_t part,
@@ -295,7 +303,8 @@ static const char *next_unit(const job *job) {
     int64_t task = herald_next_task();
     if (!job->args->tuning.warm || job->split || task >= job->num_units) return NULL;
     const unit *next = unit_of(job, task);
-    return herald_stream_of(job->args->kv, job->args->layer, job->args->slots[next->row], next->head).k;
+    const herald_kv *read = job->args->keys8 ? job->args->keys8 : job->args->kv;
+    return herald_stream_of(read, job->args->layer, job->args->slots[next->row], next->head).k;
 }
 
 static int64_t num_candidates(const herald_select_args *args, int64_t length, int64_t budget) {
@@ -389,13 +398,15 @@ static void run_task(void *context, int64_t task) {
     unit_memory memory;
     lay_out(job, unit, job->split ? unit->memory : carve(&scratch, own), &memory);
     float *q = (float *)carve(&scratch, sizeof(float) * (size_t)job->rows * (size_t)args->kv->head_dim);
+    float *scan_q = args->keys8 ? (float *)carve(&scratch, sizeof(float) * (size_t)job->rows * (size_t)args->kv->head_dim) : q;
     char *tier_scratch = scratch;
     char *draft_p = tier_scratch + herald_round_up(args->tier->scratch_bytes(job->rows, args->kv->head_dim), 64);
     double start = herald_seconds();
     pack_queries(job, unit, q);
+    if (args->keys8) pack_channels(job, unit, q, scan_q);
     int64_t group = task - unit->first_task, from = unit->chunks * group / unit->groups;
     for (int64_t chunk = from; chunk < unit->chunks * (group + 1) / unit->groups; chunk++) {
-        herald_attend attend = attend_of(job, unit, &memory, chunk, q, tier_scratch);
+        herald_attend attend = attend_of(job, unit, &memory, chunk, scan_q, tier_scratch);
         if (args->keys8) args->tier->scan_int8(&attend);
         else args->tier->attend[job->kind](&attend);
     }
