@@ -141,7 +141,7 @@ class Trainer:
             masked = response_mask(prompts, length, generator)[:, None]
             losses = self.network.list_losses(tokens, masked[:, 0])[:, None]
             blank = masked
-        weights = kind_weights(kinds)[:, None] * masked
+        weights = kind_weights(kinds, calibrated=self.recipe.calibrated)[:, None] * masked
         loss = (losses * weights).sum() / weights.sum().clamp_min(1.0)
         torch.autograd.backward(loss)
         answers = (kinds == ANSWER)[:, None] & masked
@@ -242,6 +242,7 @@ class Trainer:
             "parameters": self.recipe.shape.num_params,
             "device": device,
             "torch": torch.__version__,
+            "calibrated": self.recipe.calibrated,
             "phases": phases,
         }
 

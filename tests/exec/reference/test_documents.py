@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from herald_exec.reference import recipe
 from herald_exec.reference.documents import ANSWER, END, WORDING, Asker, block_row, list_row
 from herald_exec.reference.noise import KIND_WEIGHTS, block_masks, kind_weights, response_mask
 from herald_exec.reference.vocabulary import EOS
@@ -108,3 +109,16 @@ def test_a_task_in_focus_is_asked_three_times_as_often_beside_its_share(material
 def test_a_row_in_focus_asks_other_questions_than_the_same_seed_without(material):
     pairs = [[block_row(material, Random(seed), 1024, focus=focus) for focus in ((), ("hop",))] for seed in range(6)]
     assert any((usual.tokens != focused.tokens).any() for usual, focused in pairs)
+
+
+def test_calibrated_weights_are_alike_for_all_that_may_stand_in_an_answer():
+    kinds = torch.tensor([ANSWER, END, WORDING])
+    assert len(set(kind_weights(kinds, calibrated=True).tolist())) == 1
+    assert len(set(kind_weights(kinds).tolist())) == 3
+
+
+def test_the_finishing_recipe_asks_what_was_missed_with_calibrated_weights():
+    finish = recipe.get("finish")
+    assert finish.calibrated
+    assert {task for phase in finish.phases for plan in phase.cycle for task in plan.focus} == {"hop", "code"}
+    assert not recipe.get("longer").calibrated
