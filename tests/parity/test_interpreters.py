@@ -145,6 +145,17 @@ def test_counted_bytes_are_the_descriptions(model, profile, name):
     assert sum(span.bytes for span in compared) > 0 or name == "dense"
 
 
+@pytest.mark.parametrize("keys", ["key-only", "int8"])
+@pytest.mark.parametrize("name", ["herald", "mage-cpu"])
+def test_both_interpreters_count_the_same_bytes_whatever_selection_reads(model, profile, name, keys):
+    pipeline = describe(name, model, keys=keys)
+    real, simulated = both(pipeline, model, profile, requests([64, 40], [16, 24]), PLANS["mixed"])
+    assert_alike(real, simulated)
+    selections = [span for span in real[1].spans if span.stage == "select"]
+    assert selections
+    assert all(span.bytes == span.expected_bytes for span in selections)
+
+
 @pytest.mark.parametrize("name", ["dense", "herald"])
 def test_kv_that_a_step_reads_and_writes_is_what_the_description_says(model, profile, name):
     pipeline = describe(name, model)
