@@ -354,7 +354,8 @@ def attend_lanes(
         Lanes i and i + lanes / 2 belong to one row (a block and its draft), so they run side by side and the row's
         keys leave device memory once. Only the order of the programs depends on it.
     block_m, block_n
-        Query rows and keys of a tile; ``None`` takes what was fastest on an H200. fp32 takes fewer: what fits.
+        Query rows and keys of a tile; ``None`` takes what was fastest on an H200. fp32 takes fewer keys (what fits),
+        and so do fewer rows than 128, with which larger tiles were not measured.
     num_stages
         Tiles of keys on their way at a time; ``None``: three, or two where three do not fit a multiprocessor.
 
@@ -368,7 +369,7 @@ def attend_lanes(
     group = m // block
     wide = q.dtype == torch.float32
     block_m = min(max(16, triton.next_power_of_2(m)), block_m or (64 if wide else 128))
-    block_n = min(block_n or 64, 32 if wide else 128)
+    block_n = min(block_n or 64, 32 if wide else 128 if block_m >= 128 else 64)
     if num_stages is None:
         tiles_bytes = (3 * 2 * block_n + block_m) * dim * q.element_size()
         num_stages = 3 if tiles_bytes <= _SHARED_BYTES else 2

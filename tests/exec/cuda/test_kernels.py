@@ -223,10 +223,11 @@ def test_tiles_are_large_where_a_program_reads_many_keys_alone():
 
 @pytest.mark.parametrize("length", [100, 300])
 def test_large_tiles_give_what_small_ones_give(length, device):
-    kv, block, group, dim = 2, 8, 2, 32
-    q = normal(2, kv, block * group, dim, device=device)
-    keys, values = (normal(2, kv, 320, dim, device=device, seed=seed) for seed in (1, 2))
-    own = tuple(normal(2, kv, block, dim, device=device, seed=seed) for seed in (3, 4))
+    kv, block, group, dim = 1, 32, 4, 32
+    half = {"device": device, "dtype": torch.bfloat16}
+    q = normal(2, kv, block * group, dim, device=device).to(**half)
+    keys, values = (normal(2, kv, 320, dim, device=device, seed=seed).to(**half) for seed in (1, 2))
+    own = tuple(normal(2, kv, block, dim, device=device, seed=seed).to(**half) for seed in (3, 4))
     rows, lengths = (torch.tensor(part, dtype=torch.int32, device=device) for part in ((0, 1), (length, length - 3)))
     small, large = (attend_lanes(q, keys, values, own, rows, lengths, block_n=n) for n in (16, 128))
-    assert error(large, small.double()) < 1e-5
+    assert error(large, small.double()) < 1e-2
