@@ -197,7 +197,8 @@ class Forward:
         model, keys = self.model, self.settings.keys if keeps else "full"
         row = self.host_kv_bytes
         if keys == "full":
-            entries, num_bytes = float(prefix + extra), (prefix + extra) * row
+            entries = 1.0 * (prefix + extra)  # totals may be arrays: fast mode asks for many blocks at once
+            num_bytes = (prefix + extra) * row
         elif keys == "key-only":
             entries = (prefix + shape.selected_tokens) / 2 + extra
             num_bytes = entries * row
@@ -215,7 +216,8 @@ class Forward:
     @staticmethod
     def candidates(selected: int, prefix: int) -> float:
         """Positions whose keys are read again behind a scan of 8-bit keys."""
-        return min(float(prefix), INT8_CANDIDATES * selected)
+        wanted = INT8_CANDIDATES * selected
+        return (prefix + wanted - abs(prefix - wanted)) / 2  # the smaller one, of arrays as well
 
     def gather(self, shape: LaunchShape) -> Op:
         """Copy of the selected entries into a contiguous buffer: each byte is read and written once."""
