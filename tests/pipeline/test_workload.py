@@ -128,7 +128,7 @@ def write(tmp_path, text, name="requests.csv"):
 def test_requests_come_from_a_csv_in_any_column_order(tmp_path):
     path = write(tmp_path, "new_tokens, prompt_tokens, arrival_s\n20,100,0\n33,50,1.5\n")
     assert read_requests(path) == (RequestSpec(0, 100, 20, 0), RequestSpec(1, 50, 33, 1_500_000_000))
-    assert Workload.from_csv(path, 2).largest_request_tokens == 128
+    assert Workload.from_csv(path, 2).largest_request_tokens == 132
 
 
 def test_a_misspelled_or_missing_column_is_named(tmp_path):
