@@ -130,8 +130,8 @@ def _all(point: _Point, batch: int | None) -> list[Ceiling]:
         _fetch(point, "sparse_fetch_per_step", point.sparse.settings.budget, point.steps),
         _fetch(point, "sparse_fetch_per_block", point.sparse.settings.budget, 1),
         _attention(point, block),
-        _kernel(point, "cpu_32q_kernel", block),
-        _kernel(point, "cpu_1q_kernel", 1),
+        _kernel(point, "cpu_32q_kernel", block, batch or ASSUMED_BATCH),
+        _kernel(point, "cpu_1q_kernel", 1, batch or ASSUMED_BATCH),
         _forward(point, "gpu_full_kv_forward", point.dense, ENDLESS_BATCH, "without end"),
         _forward(
             point,
@@ -172,8 +172,8 @@ def _attention(point: _Point, queries: int) -> Ceiling:
     return Ceiling("cpu_32q_attention", resource, point.per_second(block_ns), formula, inputs, sources)
 
 
-def _kernel(point: _Point, name: str, queries: int) -> Ceiling:
-    """The whole selection kernel (attention, scores, top-k), as the engine's efficiencies say."""
+def _kernel(point: _Point, name: str, queries: int, batch: int) -> Ceiling:
+    """The whole selection kernel (attention, scores, top-k), as the engine's efficiencies say at a batch's bytes."""
     engine = point.profile.engine
     pipeline = pipelines.build(
         point.model,
@@ -182,7 +182,8 @@ def _kernel(point: _Point, name: str, queries: int) -> Ceiling:
         queries=queries,
         budget=point.sparse.settings.budget,
     )
-    group = RowGroup((0,), (0,), Mode.DENOISE, point.context, 0, 0)
+    rows = tuple(range(batch))
+    group = RowGroup(rows, (0,) * batch, Mode.DENOISE, batch * point.context, 0, 0)
     shape = launch_shape((group,), point.block)
     cost = CostModel(pipeline, point.profile).stage_cost(pipeline.stage("select"), shape, point.model.num_layers - 1)
     block_ns = point.model.num_layers * cost.total_ns
@@ -193,6 +194,7 @@ def _kernel(point: _Point, name: str, queries: int) -> Ceiling:
         "B": point.block,
         "queries": queries,
         "layers": point.model.num_layers,
+        "batch": batch,
         "layer_bytes": cost.dram_bytes,
         "dram": dram.peak,
         "dram_share": dram_share.at(cost.dram_bytes).value,
@@ -207,8 +209,10 @@ def _kernel(point: _Point, name: str, queries: int) -> Ceiling:
         select_dram_efficiency=dram_share,
         select_flops_efficiency=flops_share,
     )
-    formula = "B / (layers x (layer_bytes / (dram x dram_share) + layer_flops / (attention_tflop_s x flops_share)))"
-    return Ceiling(name, "cpu selection", point.per_second(block_ns), formula, inputs, sources)
+    formula = (
+        "batch x B / (layers x (layer_bytes / (dram x dram_share) + layer_flops / (attention_tflop_s x flops_share)))"
+    )
+    return Ceiling(name, "cpu selection", point.per_second(block_ns, batch), formula, inputs, sources)
 
 
 def _forward(point: _Point, name: str, pipeline: Pipeline, batch: int, said: str) -> Ceiling:
