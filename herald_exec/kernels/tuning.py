@@ -121,9 +121,9 @@ def parse_tuning(text: str, base: Tuning) -> Tuning:
 USES = ("scan", "wide_scan", "matrix", "keys", "keys8")
 
 #: Emerald Rapids, 16 virtual CPUs, contexts of 32K: fractions of the read ceiling of the same round, K and V counted
-#: even where they are not read. scan: 0.83 and 0.78 in two runs (no prefetch 0.54 and 0.51; one page or two ahead, in
-#: order or not, within 0.02 of it). wide_scan: 0.63, without tiles 0.59. keys: 1.29 and 1.29, on tiles 1.32 and 1.25.
-#: keys8: 1.40 and 1.55, without integer tiles 1.39.
+#: even where they are not read. scan: 0.86 (no prefetch 0.58; half a page, one page or two ahead 0.86; in bulk 0.67).
+#: wide_scan: 0.63, without tiles 0.59. keys: 1.36. keys8: 1.98. A search among all ways chose these again for every
+#: use. At 16K and 4K half a page ahead is as good within the quartiles (1.00 and 0.98 of the speed).
 _INTEL = {
     "scan": Tuning(distance=2, streams=4),
     "wide_scan": Tuning(distance=2, tiles=True, turned=True),
