@@ -8,7 +8,7 @@ TORCH  ?= torch==2.13.0
 STAMP  := $(VENV)/.installed
 SOURCES := $(wildcard herald_exec/kernels/*.pyx herald_exec/kernels/csrc/*)
 
-.PHONY: test-emulated demo test lint types imports unit bench-gpu bench-gpu-report clean
+.PHONY: test-emulated demo test lint types imports unit bench-simulator bench-gpu bench-gpu-report clean
 test: lint types imports unit          ## everything that CI runs
 
 $(STAMP): pyproject.toml CMakeLists.txt $(SOURCES)
@@ -44,6 +44,11 @@ imports: $(STAMP)
 	$(VENV)/bin/lint-imports
 unit: $(STAMP)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadgroup
+
+bench-simulator:                       ## event and fast mode as an installed wheel runs them, in a venv of its own
+	test -x build/bench/bin/python || $(PYTHON) -m venv build/bench
+	build/bench/bin/pip --disable-pip-version-check install --quiet --force-reinstall .
+	OMP_NUM_THREADS=1 build/bench/bin/python benchmarks/bench_simulator.py
 
 bench-gpu:                             ## needs a CUDA device and a CUDA build of PyTorch; resumes where it stopped
 	$(PYTHON) -m benchmarks.gpu --plan all

@@ -6,7 +6,7 @@ none that changes from block to block. Which ones, the work itself shows: it is 
 
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any
 
 from herald_pipeline.stages import LaunchShape, Stage, Work
 from herald_sim.cost import Cost
@@ -62,7 +62,8 @@ class Pricer:
 
     def _work_out(self, shape: LaunchShape) -> Cost:
         noted = NotedShape(shape)
-        cost = self._cost(self._stage, self._stage.work(cast(LaunchShape, noted), self._layer))
+        work: Any = self._stage.work  # it takes what looks like a shape
+        cost = self._cost(self._stage, work(noted, self._layer))
         asked = frozenset(noted.asked)
         if asked not in self._known:
             self._known[asked] = (attrgetter(*sorted(asked)) if asked else _nothing, {})

@@ -96,7 +96,8 @@ class Gpu:
         """Find where the small launch's remaining kernels end, first waiting at ``at``."""
         large, left = self._large, work.left
         if large is None:
-            work.began, work.alone = at, True
+            work.began = at
+            work.alone = True
             self._arm(work, at + left * work.kernel_ns)
             return
         work.alone = False
@@ -116,7 +117,7 @@ class Gpu:
         small = self._small
         self._large = work
         if small is None or not small.alone:
-            work.began = now
+            work.began = float(now)
             self._arm(work, now + work.kernels.total_ns)
             return
         # The small launch runs alone: the kernel that it is in ends first.
@@ -206,7 +207,7 @@ class SharedRates:
     def start(self, work: Work, flow: Flow, now: int) -> None:
         """Move ``flow``'s bytes for ``work``; ``done(work, time)`` is called when they have arrived."""
         work.flow = flow
-        work.remaining = flow.total_ns
+        work.remaining = float(flow.total_ns)
         work.speed = 0.0
         active = self._active
         active.append(work)

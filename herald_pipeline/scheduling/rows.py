@@ -68,7 +68,8 @@ class Cohort:
         if masked is True:
             self.completing = ()
         elif not masked:
-            self.open, self.completing = (), self.open
+            self.completing = self.open
+            self.open = ()
         else:
             assert isinstance(masked, frozenset)
             before = self.open
