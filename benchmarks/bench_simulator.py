@@ -5,7 +5,7 @@
     python benchmarks/bench_simulator.py --sweep 1000
     make bench-simulator
 
-The last runs what a wheel holds, an event loop of machine code; the others whatever is installed (a checkout's sources).
+The last runs what a wheel holds, an event loop of machine code; the others what is installed (a checkout's sources).
 
 llada2-mini at 32K, batch 80, T = 20, HERALD: retrieval stages per layer, contention on. Wall time includes everything
 from the description to the result. Run it on an idle machine; the best of some rounds is printed. What a block costs is
