@@ -1,7 +1,7 @@
 """``python -m reports``: charts and the page.
 
     python -m reports build --runs runs --hardware runs/profile.toml --out report.html
-    python -m reports build --exhibits --out exhibits.html
+    python -m reports build --exhibits --kernels benchmarks/results/kernels_emr-16vcpu_32768.json --out exhibits.html
     python -m reports build --study study.json --recall recall.json --out selection.html
     python -m reports serve --pages out/demo
 
@@ -47,6 +47,10 @@ def build(
     recall: Annotated[
         Path | None, typer.Option("--recall", help="JSON of python -m herald_exec.evaluation recall --summary FILE.")
     ] = None,
+    kernels: Annotated[
+        Path | None,
+        typer.Option("--kernels", help="With --exhibits: JSON of bench_kernels.py; Fig. 6 and 8 as measured."),
+    ] = None,
     hardware: Annotated[
         str | None, typer.Option("--hardware", help="Profile that ran [exhibits: the HERALD paper's machine].")
     ] = None,
@@ -66,12 +70,15 @@ def build(
     if exhibits + (runs is not None) + selection > 1:
         message = "--exhibits, --runs and --study or --recall are separate pages: give one of them"
         raise ConfigError(message)
+    if kernels is not None and not exhibits:
+        message = "--kernels adds measured kernels to the papers' exhibits: give --exhibits too"
+        raise ConfigError(message)
     if selection:
         from reports.selection import build as build_selection
 
         title, lead, sections = build_selection(study, recall)
     elif exhibits:
-        title, lead, sections = _exhibits(hardware)
+        title, lead, sections = _exhibits(hardware, kernels)
     else:
         title, lead, sections = _runs(runs, hardware, model, (context, batch), answers)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -94,11 +101,11 @@ def _runs(
     return demo.build(demo.Inputs(runs, Path(hardware), catalogue.resolve(model), *point, answers))
 
 
-def _exhibits(hardware: str | None) -> tuple[str, str, "list[Section]"]:
+def _exhibits(hardware: str | None, kernels: Path | None) -> tuple[str, str, "list[Section]"]:
     from herald_pipeline import hardware_io
     from reports.exhibits import HARDWARE, build
 
-    return build(hardware_io.resolve(hardware or HARDWARE))
+    return build(hardware_io.resolve(hardware or HARDWARE), kernels)
 
 
 def _write_charts(folder: Path, sections: "list[Section]") -> None:

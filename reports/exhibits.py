@@ -5,6 +5,7 @@ and a function of :mod:`reports.charts` for its chart.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -12,6 +13,7 @@ import pandas as pd
 from herald_pipeline.hardware import Profile, Provenance
 from herald_sim.exhibits.targets import HARDWARE
 from reports import charts, paper_frames
+from reports.kernels import sections as kernel_sections
 from reports.page import Cell, Section, Table
 
 __all__ = ["HARDWARE", "SECTIONS", "build"]
@@ -21,9 +23,12 @@ _GOOD = 0.10
 """Errors of printed values up to this size are green."""
 
 
-def build(profile: Profile) -> tuple[str, str, list[Section]]:
-    """Title, lead and sections of the page."""
+def build(profile: Profile, kernels: Path | None = None) -> tuple[str, str, list[Section]]:
+    """Title, lead and sections of the page; ``kernels``, a file of kernel speeds, adds Fig. 6 and 8 as measured."""
+    measured = kernel_sections(kernels) if kernels is not None else []
     sections = [make(profile) for make in SECTIONS]
+    for at, section in enumerate(measured, SECTIONS.index(fig_8) + 1):
+        sections.insert(at, section)
     return f"The papers' exhibits, recomputed on {profile.name}", _lead(profile), sections
 
 
