@@ -157,8 +157,8 @@ def bound_block_s(protocol: Protocol, rates: Mapping[str, float], shape: ModelSh
     if protocol.name.startswith("cpu"):
         return scanned / (rates["dram_read_gb_s"] * GB)
     share = 1.0 if protocol.name == "gpu_full_kv_forward" else _sparse_share(shape)
-    # Embedding rows are looked up, not read; experts that a batch of few tokens would miss are counted as read.
-    weights = shape.weight_bytes() - 2.0 * shape.vocab_size * shape.hidden_size
+    # Of the experts only those that one token needs: the rows of a step are much alike (most are masks) and may agree.
+    weights = 2.0 * shape.active_params
     rate = max(rates["hbm_copy_gb_s"], rates["hbm_read_gb_s"]) * GB
     tokens = protocol.batch * shape.block_length
     # The head sees the masked positions only: left out.

@@ -43,6 +43,16 @@ def test_a_bound_of_the_link_is_its_bytes_over_its_rate():
     assert bound_block_s(paced, RATES, MINI) == pytest.approx(LAYER_BYTES * 20 * 20 / 27.5e9)
 
 
+def test_a_bound_of_few_requests_counts_no_expert_that_they_could_miss():
+    at = Protocol("gpu_full_kv_forward", 16384, 1, 20, 0.0, {})
+    # A token passes 1 dense and 19 sparse layers; experts of 3 x 2048 x 512 values, 8 of 256 and a shared one.
+    layer = 2048 * 128 * (16 + 2 * 4) + 16 * 128 * 2048
+    sparse = 19 * (9 * 3 * 2048 * 512 + 2048 * 256)
+    weights = 2 * (20 * layer + 3 * 2048 * 5120 + sparse + 157184 * 2048)
+    kv = 20 * 16384 * 2 * 4 * 128 * 2
+    assert bound_block_s(at, RATES, MINI) == pytest.approx(20 * (kv + weights) / 4200e9, rel=0.001)
+
+
 def test_protocol_prediction_and_the_method_stand_side_by_side(cells):
     run(cells, 4.0)
     profile = hardware_io.resolve("h100-sxm-80g_xeon-8481c")
