@@ -148,6 +148,12 @@ def _value(sheet: Mapping[str, Any], key: str) -> float:
 
 
 def _peak(table: Mapping[str, Any]) -> float:
+    if "value" not in table and "y" not in table:
+        stated = ", ".join(f"{key} = {value!r}" for key, value in table.items()) or "nothing"
+        raise ProfileError(
+            f"a rate of the profile states {stated} in place of a measured number: transfer one that "
+            "calibration measure wrote"
+        )
     return float(table["value"] if "value" in table else max(table["y"]))
 
 

@@ -65,7 +65,8 @@ def _doubts(path: str, spec: Spec, quantity: Quantity | None) -> list[str]:
         return []
     low, high = USUAL[spec.unit]
     return [
-        f"{path} = {value:g} {spec.unit} is more than {FAR:g} times beyond what there is; {_usual(spec)}"
+        f"{path} = {value:g} {spec.unit} is more than {FAR:g} times {'below' if value < low else 'above'} what there "
+        f"is; {_usual(spec)}"
         for value in quantity.values
         if not low / FAR <= value <= high * FAR
     ]

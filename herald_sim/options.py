@@ -67,7 +67,12 @@ class Options:
             changes["kv_dtype"] = changes["dram_kv_dtype"] = self.kv_dtype
         if self.keys != "full":
             changes["keys"] = self.keys
-        changes.update(self._settings())
+        settings = self._settings()
+        given = {"block_length": self.block, "budget": self.budget, "kv_dtype": self.kv_dtype}
+        twice = [name for name, value in given.items() if value is not None and name in settings]
+        if twice:
+            raise ConfigError([f"{name} is given twice: by its option and by --set settings.{name}" for name in twice])
+        changes.update(settings)
         default = methods.get(self.method).defaults
         # All queries means all of the block, whatever its length.
         if "queries" not in changes and default.queries == default.block_length:

@@ -15,12 +15,13 @@ A grid is a TOML file::
 Lists in options, ``--method dense,herald --context 32768 --batch 16,80``, say the same without a file.
 
 The folder gets ``points.jsonl`` (one line a point, appended as points end) and ``summary.json`` (best point, Pareto
-front of throughput against block time, counts). A point that does not fit is ``infeasible`` with the limit and never
-wins; one whose worker died or that was refused is ``failed`` with the reason.
+front of throughput against block time, counts, reasons). A point that does not fit is ``infeasible`` with the limit and
+never wins; one whose worker died or that was refused is ``failed`` with the reason.
 """
 
 import hashlib
 import json
+import math
 import multiprocessing
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -91,6 +92,12 @@ def read_grid(path: Path) -> list[Point]:
         for name in ("model", "method", "hardware")
         if name not in base and name not in grid
     ]
+    problems += [
+        f"{path}: {name} must be finite, got {value!r}"
+        for name, values in (*base.items(), *grid.items())
+        for value in (values if isinstance(values, list) else [values])
+        if isinstance(value, float) and not math.isfinite(value)
+    ]
     if problems:
         raise ConfigError(problems)
     return [{**base, **dict(zip(grid, values, strict=True))} for values in product(*grid.values())]
@@ -115,13 +122,24 @@ def points_of(lists: Mapping[str, str | None]) -> list[Point]:
         kind = _AXES[name]
         for value in text.split(",") if text is not None else ():
             try:
-                axes.setdefault(name, []).append(kind(value.strip()))
+                axes.setdefault(name, []).append(_parsed(kind, value.strip()))
             except ValueError:
+                if kind is str:
+                    problems.append(f"--{name} holds an empty name: {text!r}")
+                    continue
                 wanted = "whole numbers" if kind is int else "numbers"
                 problems.append(f"--{name} must be {wanted} with commas between them, got {value.strip()!r}")
     if problems:
         raise ConfigError(problems)
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+
+
+def _parsed(kind: type, text: str) -> Any:
+    """The value that ``text`` writes; ValueError for an empty name and for what no result could be written of."""
+    value = kind(text)
+    if not text or (kind is float and not math.isfinite(value)):
+        raise ValueError(text)
+    return value
 
 
 def point_id(point: Mapping[str, Any]) -> str:
@@ -206,7 +224,20 @@ def summarise(lines: list[dict[str, Any]]) -> dict[str, Any]:
         "failed": states.count("failed"),
         "best": None if best is None else {key: best[key] for key in keys},
         "pareto": [{key: line[key] for key in keys} for line in front],
+        "left_out": _left_out(lines),
     }
+
+
+def _left_out(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Why points gave no figures: each reason once, with the number of its points and the first of them."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for line in lines:
+        if line["state"] == "ok":
+            continue
+        cause = {"state": line["state"], "reason": line.get("reason", "not said")}
+        first = {**cause, "points": 0, "parameters": line["parameters"]}
+        found.setdefault((cause["state"], cause["reason"]), first)["points"] += 1
+    return list(found.values())
 
 
 class Workers:

@@ -151,6 +151,10 @@ def explanation_text(found: "Explanation") -> str:
     )
 
 
+_REASONS = 5
+"""Reasons that a sweep's summary shows; points.jsonl holds all."""
+
+
 def summary_text(summary: Mapping[str, Any]) -> str:
     """Counts, the best point and the Pareto front of a sweep."""
     counts = ", ".join(f"{summary[state]} {state}" for state in ("ok", "infeasible", "failed"))
@@ -162,6 +166,12 @@ def summary_text(summary: Mapping[str, Any]) -> str:
             f"  {number(point['throughput_tok_s'])} tok/s, {_seconds(point['block_time_s'])}: {_parameters(point)}"
             for point in summary["pareto"]
         ]
+    reasons = summary["left_out"]
+    for entry in reasons[:_REASONS]:
+        count = "" if entry["points"] == 1 else f" ({entry['points']} points), the first"
+        lines.append(f"{entry['state']}: {entry['reason'].splitlines()[0]}{count}: {_parameters(entry)}")
+    if len(reasons) > _REASONS:
+        lines.append(f"and {len(reasons) - _REASONS} more reasons in points.jsonl")
     return "\n".join(lines)
 
 

@@ -207,3 +207,5 @@ def sweep(
     else:
         typer.echo(summary_text(summary))
     note(f"points in {out / sweeping.POINTS}")
+    if not summary["ok"]:
+        raise typer.Exit(1)

@@ -7,7 +7,7 @@ import tomli_w
 
 from calibration.transfer import datasheet, judge, transfer
 from herald_pipeline import hardware_io
-from herald_pipeline.errors import ConfigError
+from herald_pipeline.errors import ConfigError, ProfileError
 
 TARGET = "h100-sxm-80g_xeon-8481c"
 
@@ -80,3 +80,9 @@ def test_table_ii_and_fig_5_stand_beside_both_profiles(measured, tmp_path, monke
     assert [row["name"] for row in rows] == [target.key for target in few]
     assert all(abs(row["fitted_error"]) < 0.05 for row in rows)
     assert all(row["blind"] > 0 for row in rows)
+
+
+def test_a_profile_that_was_fitted_and_not_measured_is_refused(tmp_path):
+    fitted = hardware_io.profile_dir() / f"{TARGET}.toml"
+    with pytest.raises(ProfileError, match="in place of a measured number"):
+        transfer(fitted, TARGET, tmp_path / "out.toml", "c")

@@ -95,3 +95,21 @@ def test_a_profile_nested_without_end_is_refused(tmp_path):
     path.write_text("x = " + "[" * 5000)
     arguments = [str(path) if argument == HARDWARE else argument for argument in RUN]
     assert "is not a readable TOML profile" in refused(*arguments)
+
+
+def test_a_sweep_whose_points_all_failed_says_why_and_exits_1(tmp_path):
+    axes = ("--model", "tiny", "--hardware", HARDWARE, "--method", "dense", "--context", "-5", "--batch", "1,2")
+    code, out, _ = herald_sim("sweep", *axes, "--workers", "1", "--out", str(tmp_path / "out"))
+    assert code == 1
+    assert "failed: context must be >= 0, got -5 (2 points), the first: " in out
+
+
+def test_a_budget_given_by_its_option_and_by_set_is_refused():
+    assert "budget is given twice" in refused(*RUN, "--budget", "0.2", "--set", "settings.budget=0.1")
+
+
+def test_an_empty_profile_is_told_what_it_needs(tmp_path):
+    path = tmp_path / "empty.toml"
+    path.write_text("")
+    arguments = [str(path) if argument == HARDWARE else argument for argument in RUN]
+    assert "states no engine: it needs a table [engines.NAME]" in refused(*arguments, code=1)

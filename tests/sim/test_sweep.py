@@ -6,6 +6,7 @@ import pytest
 
 from herald_pipeline.errors import ConfigError
 from herald_sim import sweep as sweeping
+from herald_sim.text import summary_text
 
 BASE = """
 [base]
@@ -79,6 +80,30 @@ def test_every_problem_of_a_grid_is_named_at_once(tmp_path):
     text = str(caught.value)
     for part in ("'batchsize' is no option", "'kv_buget' is no option", "batch must be a list", "method is missing"):
         assert part in text
+
+
+@pytest.mark.parametrize("budget", ["nan", "0.05,-inf"])
+def test_a_budget_that_is_no_number_is_refused_before_anything_runs(budget):
+    with pytest.raises(ConfigError, match="--budget must be numbers with commas"):
+        sweeping.points_of({"model": "tiny", "method": "herald", "hardware": "h", "budget": budget})
+
+
+def test_a_number_of_a_grid_that_is_not_finite_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"machine\.link\.h2d_gb_s must be finite, got nan"):
+        sweeping.read_grid(grid(tmp_path, '[grid]\nmethod = ["dense"]\n"machine.link.h2d_gb_s" = [20.0, nan]'))
+
+
+def test_a_comma_too_many_is_no_name():
+    with pytest.raises(ConfigError, match="--method holds an empty name: 'dense,'"):
+        sweeping.points_of({"model": "tiny", "method": "dense,", "hardware": "h"})
+
+
+def test_the_summary_says_once_why_points_gave_no_figures(tmp_path):
+    points = sweeping.read_grid(grid(tmp_path, '[grid]\nmethod = ["dense", "dens"]\nbatch = [1, 2]'))
+    summary = sweeping.sweep(points, tmp_path / "out", Counting())
+    (entry,) = summary["left_out"]
+    assert (entry["state"], entry["points"]) == ("failed", 2)
+    assert "failed: unknown method 'dens'; did you mean 'dense'? (2 points), the first: " in summary_text(summary)
 
 
 def kill_worker(point, fast):
