@@ -18,6 +18,7 @@ class Alarm(simpy.Event):
     """
 
     _ok = True
+    _value: Any
 
     def __init__(self, clock: "Clock", value: object, calls: Calls) -> None:
         self.env = clock
