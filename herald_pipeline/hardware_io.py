@@ -202,8 +202,11 @@ def _parse(data: Mapping[str, Any], where: str, engine: str | None, overrides: S
 
 def _no_engine(machine: str, engine: str | None, engines: Mapping[str, Engine]) -> ProfileError:
     stated = ", ".join(engines) or "none"
-    if not engines:
-        return ProfileError(f"profile {machine!r} states no engine: it needs a table [engines.NAME]; see {names()[0]}")
+    if engine is None and not engines:
+        return ProfileError(
+            f"profile {machine!r} names no default engine and states none: it needs a table [engines.NAME]; see "
+            f"{names()[0]}"
+        )
     if engine is None:
         return ProfileError(f"profile {machine!r} names no default engine; pass --engine with one of: {stated}")
     elsewhere = [name for name in names() if name != machine and engine in _read(_find(name)).get("engines", {})]

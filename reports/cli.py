@@ -73,6 +73,8 @@ def build(
     if kernels is not None and not exhibits:
         message = "--kernels adds measured kernels to the papers' exhibits: give --exhibits too"
         raise ConfigError(message)
+    if out.is_dir():
+        raise ConfigError(f"--out {out}: it is a folder; name a file in it")
     if selection:
         from reports.selection import build as build_selection
 

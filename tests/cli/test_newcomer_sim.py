@@ -112,4 +112,4 @@ def test_an_empty_profile_is_told_what_it_needs(tmp_path):
     path = tmp_path / "empty.toml"
     path.write_text("")
     arguments = [str(path) if argument == HARDWARE else argument for argument in RUN]
-    assert "states no engine: it needs a table [engines.NAME]" in refused(*arguments, code=1)
+    assert "states none: it needs a table [engines.NAME]" in refused(*arguments, code=1)

@@ -108,3 +108,12 @@ def test_a_page_of_nothing_is_refused_with_both_ways_out(monkeypatch, capsys):
 def test_numbers_of_a_table_keep_their_size_readable():
     frame = pd.DataFrame({"value": [13198.85, 0.0646, 8.0, 47.4]})
     assert [row[0].text for row in exhibits._table(frame, ["value"]).rows] == ["13,199", "0.0646", "8", "47.4"]
+
+
+def test_a_folder_in_the_page_s_place_is_refused_before_anything_is_computed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["reports", "build", "--exhibits", "--out", str(tmp_path)])
+    monkeypatch.setattr(cli, "_exhibits", lambda *_: pytest.fail("computed"))
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    assert "it is a folder; name a file in it" in capsys.readouterr().err
