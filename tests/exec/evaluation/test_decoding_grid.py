@@ -40,7 +40,11 @@ def model():
     """Small and untrained, with the reference model's vocabulary: what is tested here is the bookkeeping."""
     shape = replace(
         open_reference("herald-ref-bidirectional").shape,
-        num_layers=2, hidden_size=32, num_heads=2, num_kv_heads=1, head_dim=16,
+        num_layers=2,
+        hidden_size=32,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=16,
         intermediate_size=48,
     )
     small = random_model(shape, seed=5)
