@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from herald_exec.checkpoints.tokenizer import TextTokenizer
     from herald_exec.models.base import BlockModel
 
-Model = Annotated[str, typer.Option(help="Checkpoint folder, or a name with --weights random.")]
+Model = Annotated[
+    str, typer.Option(help="Checkpoint folder, herald-ref-bidirectional, or a name with --weights random.")
+]
 Weights = Annotated[str, typer.Option(help="checkpoint, or random (seeded; speed only).")]
 Prompts = Annotated[Path | None, typer.Option(help='JSONL: {"prompt" or "tokens", "answer"} a line.')]
 RandomPrompts = Annotated[int, typer.Option(help="Number of random prompts, without --prompts.")]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from herald_exec.checkpoints.folder import open_checkpoint
+from herald_exec import reference
 from herald_exec.checkpoints.memory import (
     MemoryNeed,
     available_bytes,
@@ -12,6 +12,7 @@ from herald_exec.checkpoints.memory import (
     resolve_device,
     resolve_dtype,
 )
+from herald_exec.checkpoints.named import open_model
 from herald_exec.checkpoints.tokenizer import TextTokenizer, load_tokenizer
 from herald_exec.models import random_model
 from herald_exec.models.base import BlockModel
@@ -38,7 +39,7 @@ def load_model(
     Parameters
     ----------
     name
-        Checkpoint folder; with ``weights`` ``random`` a catalogue name or a ``config.json``.
+        Checkpoint folder or a reference model that ships; with ``weights`` ``random`` a catalogue name or a ``config.json``.
     device, dtype
         As the command line takes them; without ``dtype`` the stored type, fp32 for random weights.
 
@@ -54,11 +55,11 @@ def load_model(
         raise unknown_name("weights", weights, ("checkpoint", "random"))
     if weights == "random":
         return _random(name, where, kind or torch.float32, seed), None
-    folder = Path(name)
-    if not folder.is_dir():
+    if name not in reference.NAMES and not Path(name).is_dir():
         message = f"model {name!r} is no checkpoint folder; pass one, or --weights random for speed on random weights"
         raise ConfigError(message)
-    checkpoint = open_checkpoint(folder)
+    checkpoint = open_model(name)
+    folder = checkpoint.folder
     require_memory(checkpoint, where, kind)
     has_tokenizer = any((folder / file).exists() for file in _TOKENIZER_FILES)
     return checkpoint.load(where, kind), load_tokenizer(folder) if has_tokenizer else None

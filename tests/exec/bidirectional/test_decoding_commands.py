@@ -7,6 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from herald_exec import decoding_commands
+from herald_exec.bidirectional.loading import load_model
 from herald_exec.checkpoints.writing import write_checkpoint
 from herald_pipeline.errors import CapacityError, ConfigError
 
@@ -131,3 +132,10 @@ def test_a_block_causal_model_is_refused_with_the_way_out():
 def test_mismatching_caps_are_refused(folder, prompt_file):
     with pytest.raises(ConfigError, match="--s-max must be whole numbers with commas, got 'a,b'"):
         call("tune-decoding", "--model", folder, "--prompts", prompt_file, "--s-max", "a,b")
+
+
+def test_the_reference_model_that_ships_is_known_by_its_name():
+    _, tokenizer = load_model("herald-ref-bidirectional", "checkpoint", "cpu", "fp32", 0)
+    assert tokenizer is not None
+    with pytest.raises(ConfigError, match="'herald-reff' is no checkpoint folder"):
+        load_model("herald-reff", "checkpoint", "cpu", "fp32", 0)
