@@ -190,7 +190,7 @@ def ceilings(
     model: Model = "llada2-mini",
     json_: Json = False,
 ) -> None:
-    """Fig. 5 measured: each ceiling by its protocol, as foretold, and what the method that should hit it reached."""
+    """Measure Figure 5: each ceiling by its protocol, as foretold, and what the method that should hit it reached."""
     from calibration import ceilings as measured_ceilings
     from calibration.text import ceilings_text
     from herald_pipeline.catalogue import resolve

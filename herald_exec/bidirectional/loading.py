@@ -39,7 +39,8 @@ def load_model(
     Parameters
     ----------
     name
-        Checkpoint folder or a reference model that ships; with ``weights`` ``random`` a catalogue name or a ``config.json``.
+        Checkpoint folder, or a reference model that ships; with ``weights`` ``random`` a catalogue name or a
+        ``config.json``.
     device, dtype
         As the command line takes them; without ``dtype`` the stored type, fp32 for random weights.
 

@@ -37,7 +37,7 @@ def ceilings(
     set_: Sets = None,
     as_json: Json = False,
 ) -> None:
-    """What each resource alone allows, with formula and inputs (Fig. 5)."""
+    """What each resource alone allows, with formula and inputs (Figure 5)."""
     from herald_sim.ceilings import ceilings as all_ceilings
     from herald_sim.options import Options
     from herald_sim.text import ceilings_text
