@@ -322,6 +322,11 @@ def run(
     if require_pinned and not device.startswith("cuda"):
         message = f"--require-pinned: device {device!r} has no page-locked memory; use --device cuda, or leave it out"
         raise RunError(message)
+    problems = [] if threads is None else [check_number(threads, "threads", minimum=1, integer=True)]
+    # Found now, not when the run is over.
+    if commits_out is not None and (commits_out.is_dir() or not commits_out.parent.is_dir()):
+        problems.append(f"cannot write the commits to {commits_out}: name a file in a folder that exists")
+    raise_problems(problems)
     # torch takes seconds to import: not for --help, nor for a misspelled option.
     methods.get(method)
     from herald_exec.execution import Options, decode

@@ -167,3 +167,13 @@ def test_a_misspelled_variable_is_refused(command, monkeypatch):
     code, _, err = command("doctor")
     assert code == 2
     assert "HERALD_CPUU is not known; did you mean 'HERALD_CPU'?" in err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [("--commits-out", ".", "name a file in a folder that exists"), ("--threads", "0", "threads must be >= 1, got 0")],
+)
+def test_a_place_or_a_number_that_cannot_serve_is_refused_before_the_run(command, option, value, said):
+    code, out, err = command(*SMALL, option, value)
+    assert (code, out) == (2, "")
+    assert said in err
