@@ -130,7 +130,9 @@ def decode(
     """
     _check(pipeline, model, requests)
     if options.link_limit_gb_s is not None:
-        raise_problems([check_number(options.link_limit_gb_s, "link_limit_gb_s", above=0)])
+        rate, name = options.link_limit_gb_s, "link_limit_gb_s"
+        # Below 1 MB/s a copy takes minutes: no bus is that slow, and a run would seem to hang.
+        raise_problems([check_number(rate, name, above=0) or check_number(rate, name, minimum=1e-3)])
     if options.validated:
         validate.check_once(pipeline)
     bind(pipeline)

@@ -64,10 +64,12 @@ def _doubts(path: str, spec: Spec, quantity: Quantity | None) -> list[str]:
     if quantity is None:
         return []
     low, high = USUAL[spec.unit]
+    # A curve of shares may begin at next to nothing, where the work is small: what it rises to tells.
+    values = (max(quantity.values),) if spec.unit == "share" else quantity.values
     return [
         f"{path} = {value:g} {spec.unit} is more than {FAR:g} times {'below' if value < low else 'above'} what there "
         f"is; {_usual(spec)}"
-        for value in quantity.values
+        for value in values
         if not low / FAR <= value <= high * FAR
     ]
 

@@ -68,7 +68,7 @@ def test_a_paced_run_gives_the_same_tokens_and_no_copy_is_faster_than_its_link(k
         assert span.bytes / (span.end_ns - span.start_ns) <= rate_gb_s * 1.001
 
 
-@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("rate", [0.0, -1.0, 1e-9, float("nan"), float("inf")])
 def test_a_rate_that_cannot_be_is_refused(kit, rate):
     model = tiny()
     with pytest.raises(ConfigError, match="link_limit_gb_s"):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from herald_pipeline import hardware, hardware_io
 from herald_pipeline.errors import ConfigError, ProfileError
 from herald_pipeline.hardware import Curve, Number, Origin, Provenance
+from herald_pipeline.hardware_ranges import check_ranges
 
 H100 = "h100-sxm-80g_xeon-8481c"
 EVERYTHING = ("select", "gather", "copy", "experts", "streamed", "scattered", "proxy")
@@ -337,3 +338,9 @@ def test_reading_shapes_and_machines_needs_neither_pydantic_nor_numpy():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_a_curve_of_shares_is_doubted_by_what_it_rises_to() -> None:
+    """Measured shares begin at next to nothing where the work is small (top-k of one row on a GPU: 9e-6)."""
+    measured = hardware_io.resolve("h200-141g_emr-16vcpu")
+    assert not [warning for warning in check_ranges(measured) if "top_k_efficiency" in warning]
