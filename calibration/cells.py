@@ -76,7 +76,7 @@ def _read(path: Path, say: Say) -> Iterator[Ran]:
 
 
 _OLD_NAMES = {"exact_layers_on": "exact", "key_only": "keys"}
-"""Options of ``benchmarks/bench_gpu.py`` -> those of ``python -m benchmarks.gpu``."""
+"""Options as the first runs' files name them -> those of ``python -m benchmarks.gpu``."""
 
 
 def _configured(document: dict[str, Any]) -> dict[str, Any] | None:

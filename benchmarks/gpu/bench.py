@@ -180,6 +180,7 @@ def facts(bench: Bench) -> dict[str, Any]:
         "cpu": platform.processor() or platform.machine(),
         "cpus": os.cpu_count(),
         "kernel_tier": cpu_kernels.active_tier(),
+        "kernel_tuning": os.environ.get("HERALD_TUNING", "default"),
         "commit": commit,
         "date": time.strftime("%Y-%m-%d"),
         "model": bench.args.model,

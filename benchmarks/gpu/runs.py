@@ -10,6 +10,7 @@ import torch
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.cells import Cell
 from benchmarks.gpu.estimates import keeps_on_host
+from benchmarks.gpu.host_side import host_side
 from herald_exec import Options, decode
 from herald_exec.execution import Run
 from herald_pipeline import capacity
@@ -88,10 +89,9 @@ def _spans(done: Run) -> dict[str, Any]:
     found: dict[str, Any] = {"stage_ms_median": {}}
     for name in dict.fromkeys(span.stage for span in spans):
         found["stage_ms_median"][name] = median(_ms(span) for span in spans if span.stage == name)
-    selects = [span for span in spans if span.stage == "select"]
-    if selects:
-        seconds = sum(_ms(span) for span in selects) / 1e3
-        found["select_gb_s"] = sum(span.bytes for span in selects) / GB / seconds
+    host = host_side(spans)
+    if host:
+        found["select_gb_s"], found["host"] = host["select_gb_s"], host
     steps = sorted((span for span in spans if span.stage in _FORWARDS), key=lambda span: span.start_ns)
     gaps = [(b.start_ns - a.end_ns) / 1e6 for a, b in pairwise(steps) if a.block == b.block]
     found["gap_between_steps_ms_median"] = median(gaps) if gaps else None
