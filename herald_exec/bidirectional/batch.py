@@ -29,6 +29,10 @@ class Batch:
         """``[R]``: one past each row's last position."""
         return self.prompt + self.response
 
+    def cpu(self) -> "Batch":
+        """The same in host memory."""
+        return Batch(*(part.cpu() for part in (self.tokens, self.masked, self.prompt, self.response, self.seeds)))
+
     def row(self, index: int) -> "Batch":
         """One row as a batch of its own, without padding."""
         one = slice(index, index + 1)

@@ -13,7 +13,7 @@ from herald_exec.checkpoints.tokenizer import TextTokenizer
 from herald_exec.models.base import BlockModel
 from herald_pipeline.decoding.policy import DecodingPolicy, combination_problem, model_policy
 from herald_pipeline.decoding.sampling import Sampler
-from herald_pipeline.decoding.statistics import BEFORE_EOS, summarise
+from herald_pipeline.decoding.statistics import BEFORE_EOS, summarise_each
 from herald_pipeline.decoding.views import VARIES, VIEWS, Combination, views_of
 
 REFERENCE = Combination("top1", "fixed", "none")
@@ -69,27 +69,30 @@ class Settings:
 
 def row_seconds(decoded: Decoded) -> np.ndarray[Any, Any]:
     """Each row's share of the wall time: a round's seconds are divided among the rows that took part."""
-    live = np.stack([record.live.cpu().numpy() for record in decoded.records])
+    live = np.stack([record.live for record in decoded.records])
     shares = np.asarray(decoded.seconds)[:, None] * live / live.sum(axis=1, keepdims=True)
     return np.asarray(shares.sum(axis=0))
 
 
-def row_statistics(decoded: Decoded, row: int) -> dict[str, Any]:
-    """:func:`~herald_pipeline.decoding.statistics.summarise` of one row, with its ``commits`` and block ``ends``."""
-    one = slice(row, row + 1)
-    records = [
-        replace(
-            record, **{name: value[one] for name in record.__slots__ if (value := getattr(record, name)) is not None}
+def rows_statistics(decoded: Decoded) -> list[dict[str, Any]]:
+    """:func:`~herald_pipeline.decoding.statistics.summarise` of each row, with its ``commits`` and block ``ends``."""
+    batch, committed_in = decoded.batch, decoded.committed_in.numpy()
+    live, ends = (np.stack([getattr(record, name) for record in decoded.records]) for name in ("live", "e"))
+    rows = []
+    for row, statistics in enumerate(
+        summarise_each(decoded.records, eos_position=decoded.eos_position, prompt=batch.prompt)
+    ):
+        prompt, took_part = int(batch.prompt[row]), live[:, row]
+        response = committed_in[row, prompt : int(batch.end[row])]
+        rows.append(
+            {
+                **statistics,
+                "commits_per_round": statistics["commits_per_round"][0],
+                "commits": [np.flatnonzero(response == number).tolist() for number in np.flatnonzero(took_part)],
+                "ends": (ends[took_part, row] - prompt).tolist(),
+            }
         )
-        for record in decoded.records
-        if bool(record.live[row])
-    ]
-    prompt = int(decoded.batch.prompt[row])
-    took_part = [number for number, rounds in enumerate(decoded.commits) if rounds[row]]
-    commits = [[p - prompt for p in decoded.commits[number][row]] for number in took_part]
-    ends = [decoded.ends[number][row] - prompt for number in took_part]
-    statistics = summarise(records, eos_position=decoded.eos_position[one], prompt=decoded.batch.prompt[one])
-    return {**statistics, "commits_per_round": statistics["commits_per_round"][0], "commits": commits, "ends": ends}
+    return rows
 
 
 def run_combination(
@@ -125,7 +128,7 @@ def run_combination(
             stop_at_eos=settings.stop_at_eos,
             delimiters=settings.delimiters,
         )
-        seconds = row_seconds(decoded)
+        seconds, statistics = row_seconds(decoded), rows_statistics(decoded)
         for row, item in enumerate(part):
             response = decoded.response(row)
             rows.append(
@@ -137,7 +140,7 @@ def run_combination(
                     "seconds": float(seconds[row]),
                     "correct": is_correct(item, response, tokenizer, settings.match, model.shape.eos_token_ids),
                     "response": response,
-                    **row_statistics(decoded, row),
+                    **statistics[row],
                 }
             )
     return rows

@@ -70,7 +70,7 @@ def distance_groups(distance: Tensor, value: Tensor, edges: Sequence[int] = DIST
 
 def _kv_error(one: VersionedKV, other: VersionedKV, length: int) -> Tensor:
     """``[L]``: largest absolute difference of K or V over layers, heads and dimensions."""
-    worst = torch.zeros(length, device=one.version.device)
+    worst = torch.zeros(length, device=one.refreshed.device)
     for a, b in zip([*one.keys, *one.values], [*other.keys, *other.values], strict=True):
         worst = torch.maximum(worst, (a - b).abs().float().amax(dim=(0, 1, 3))[:length])
     return worst

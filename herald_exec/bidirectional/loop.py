@@ -1,18 +1,28 @@
 """The decoding loop of a bidirectional model: plan, forward, choose, commit, until every row is done.
 
 The policy is :mod:`herald_pipeline.decoding`'s and pure; this module owns tokens, KV and time. A round is one forward.
+On a GPU a round waits for the device once, to learn its sizes; records stay there until the run ends.
 """
 
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from herald_exec.bidirectional.batch import Batch
-from herald_exec.bidirectional.forward import LOGIT_ROWS, forward_positions, read_hidden, readable
+from herald_exec.bidirectional.forward import (
+    LOGIT_VALUES,
+    Extent,
+    extent_of,
+    forward_positions,
+    places_of,
+    read_hidden,
+    readable,
+    true_indices,
+)
 from herald_exec.bidirectional.kv import VersionedKV
 from herald_exec.models.base import BlockModel
 from herald_pipeline.decoding.arrays import first_true
@@ -39,6 +49,36 @@ class Scores:
     read: Tensor
 
 
+Mark = float | torch.cuda.Event
+"""A moment: seconds on a CPU, an event of the stream on a GPU."""
+
+
+def mark(device: torch.device) -> Mark:
+    """The present moment, without waiting for the device to reach it."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def seconds_between(began: Mark, ended: Mark) -> float:
+    """Time from one moment to a later one; waits until the device has reached it."""
+    if isinstance(began, float) or isinstance(ended, float):
+        return float(ended) - float(began)  # type: ignore[arg-type]
+    ended.synchronize()
+    return float(began.elapsed_time(ended)) / 1e3
+
+
+class Prepared(NamedTuple):
+    """What a round is going to compute: the plan, the positions whose logits it reads, and the sizes of both."""
+
+    plan: ForwardPlan
+    read: Tensor
+    extent: Extent
+    began: Mark
+
+
 @dataclass(frozen=True, slots=True)
 class Round:
     """What one round did. ``opened`` is the block that it committed in; tokens are after the commits."""
@@ -49,28 +89,40 @@ class Round:
     accepted: Tensor
     scores: Scores
     record: RoundRecord
-    seconds: float
+    began: Mark
+    ended: Mark
+
+    @property
+    def seconds(self) -> float:
+        """From its plan to the next block's bounds; records and checks are not the decoder's work."""
+        return seconds_between(self.began, self.ended)
 
 
 @dataclass(slots=True)
 class Decoded:
-    """A finished run: ``tokens [R, L]`` with prompts, the rounds' records and times."""
+    """A finished run: ``tokens [R, L]`` with prompts, the rounds' records and times, all in host memory.
+
+    ``committed_in [R, L]``: the round that committed a position, -1 for none.
+    """
 
     batch: Batch
     tokens: Tensor
     eos_position: Tensor
+    committed_in: Tensor
     records: list[RoundRecord] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    commits: list[list[list[int]]] = field(default_factory=list)
 
-    ends: list[list[int]] = field(default_factory=list)
-    """``ends[round][row]``: end of the block that the round committed in, in absolute positions."""
+    @property
+    def commits(self) -> list[list[list[int]]]:
+        """``commits[round][row]``: positions, in absolute numbers."""
+        return [[row.nonzero()[:, 0].tolist() for row in self.committed_in == i] for i in range(len(self.records))]
 
     def response(self, row: int, *, trim: bool = True) -> list[int]:
         """Generated token ids of a row, up to and with its first EOS."""
         start, end = int(self.batch.prompt[row]), int(self.batch.end[row])
         stop = min(int(self.eos_position[row]) + 1, end) if trim else end
-        return [int(token) for token in self.tokens[row, start:stop]]
+        response: list[int] = self.tokens[row, start:stop].tolist()
+        return response
 
     def statistics(self) -> dict[str, Any]:
         """See :func:`herald_pipeline.decoding.statistics.summarise`."""
@@ -120,7 +172,9 @@ class Loop:
         self.delimiters = torch.tensor(delimiters or default, device=model.device)
         self.tokens = batch.tokens.clone()
         self.masked = batch.masked.clone()
-        self.kv = VersionedKV.empty(model, *self.tokens.shape)
+        self.kv = VersionedKV.empty(model, *self.tokens.shape, versions=check)
+        self.lengths = None if bool((batch.end == self.tokens.shape[1]).all()) else batch.end
+        self.stuck = torch.zeros_like(batch.prompt, dtype=torch.bool)
         self.state = policy.blocks.start(batch.prompt, batch.response)
         self.cache = policy.cached.start(self.state, self.masked)
         self.number = 0
@@ -149,19 +203,28 @@ class Loop:
         none = torch.zeros_like(self.masked)
         return ForwardPlan(none, none[:, 0], none)
 
-    def score(self, kv: VersionedKV, forwarded: Tensor, read: Tensor) -> tuple[Scores, Tensor]:
-        """Forward ``forwarded`` into ``kv`` and choose a token at each of ``read``; also the hidden states read."""
+    def score(
+        self, kv: VersionedKV, forwarded: Tensor, read: Tensor, extent: Extent | None = None
+    ) -> tuple[Scores, Tensor]:
+        """Forward ``forwarded`` into ``kv`` and choose a token at each of ``read``; also the hidden states read.
+
+        ``extent`` is that of both; without it, it is found here.
+        """
         shifted = self.model.shape.shifted_logits
         read = read & readable(forwarded, shifted=shifted)
-        hidden = forward_positions(self.model, kv, self.tokens, forwarded, self.batch.end, self.number)
-        hidden = read_hidden(hidden, forwarded, read, shifted=shifted)
-        rows, positions = read.nonzero(as_tuple=True)
+        extent = extent or extent_of(forwarded, self.batch.end, read)
+        places = places_of(forwarded, self.batch.end, extent)
+        hidden = forward_positions(self.model, kv, self.tokens, places, self.lengths, self.number)
+        index = true_indices(read.flatten(), extent.read)
+        rows, positions = index // read.shape[1], index % read.shape[1]
+        hidden = read_hidden(hidden, places, rows, positions, shifted=shifted)
         with_entropy = self.policy.rule.needs_entropy
         confidence = torch.full(self.tokens.shape, UNREAD, device=self.tokens.device)
         entropy = torch.zeros_like(confidence) if with_entropy else None
         token = self.tokens.clone()
-        for start in range(0, rows.shape[0], LOGIT_ROWS):
-            part = slice(start, start + LOGIT_ROWS)
+        size = max(1, LOGIT_VALUES // self.model.shape.vocab_size)
+        for start in range(0, extent.read, size):
+            part = slice(start, start + size)
             choice = self.sampler(
                 self.model.logits(hidden[part]).float(),
                 seed=self.batch.seeds[rows[part]],
@@ -175,38 +238,60 @@ class Loop:
                 entropy[rows[part], positions[part]] = choice.entropy
         return Scores(token, confidence, entropy, read), hidden
 
-    def step(self) -> Round:
-        """One round; advances tokens, masks, block and cache state."""
-        started = time.perf_counter()
+    def prepare(self) -> Prepared | None:
+        """The next round's plan and sizes; ``None`` when every row is done.
+
+        Raises
+        ------
+        RunError
+            The last round committed nothing although masks were left: the policy cannot end.
+        """
+        began = mark(self.model.device)
         plan = self.plan()
         read = self.masked
         if not (self.policy.blocks.needs_delimiters or self.diagnose):
             # The LM head runs where its result can be committed; the sequence's logits never exist as a whole.
             read = read & self.state.active(self.masked)
-        scores, self.last_hidden = self.score(self.kv, plan.forwarded, read)
+        read = read & readable(plan.forwarded, shifted=self.model.shape.shifted_logits)
+        extent = extent_of(plan.forwarded, self.batch.end, read, self.stuck)
+        if extent.flagged:
+            message = f"round {self.number - 1} committed nothing in a row that has masks; the decoder cannot end"
+            raise RunError(message)
+        return Prepared(plan, read, extent, began) if extent.positions else None
+
+    def step(self, prepared: Prepared | None = None) -> Round:
+        """One round; advances tokens, masks, block and cache state."""
+        prepared = prepared or self.prepare()
+        if prepared is None:
+            message = f"round {self.number} has nothing to compute: every row is done"
+            raise RunError(message)
+        plan, masked = prepared.plan, self.masked
+        scores, self.last_hidden = self.score(self.kv, plan.forwarded, prepared.read, prepared.extent)
         self.kv.refreshed = torch.where(plan.refresh, self.number, self.kv.refreshed)
-        delimiter = torch.isin(scores.token, self.delimiters) & scores.read
+        delimiter = None
+        if self.policy.blocks.needs_delimiters:
+            delimiter = torch.isin(scores.token, self.delimiters) & scores.read
         opened, accepted = self.policy.accept(
-            self.state, plan, self.masked, scores.confidence, entropy=scores.entropy, delimiter=delimiter
+            self.state, plan, masked, scores.confidence, entropy=scores.entropy, delimiter=delimiter
         )
-        if self.model.device.type == "cuda":
-            torch.cuda.synchronize(self.model.device)
-        seconds = time.perf_counter() - started
+        self.state, self.cache = self.policy.advance(self.cache, plan, opened, masked, accepted)
+        after = torch.where(accepted, scores.token, self.tokens)
+        ended = mark(self.model.device)
         if self.check:
             self.kv.check(plan, self.number)
             self._check_commits(accepted, scores)
         record = record_round(
             plan,
             opened,
-            self.masked,
+            masked,
             accepted,
             confidence=self._all_confidences(plan, scores) if self.diagnose else None,
             threshold=self.threshold,
         )
-        done = Round(self.number, plan, opened, accepted, scores, record, seconds)
-        self.state, self.cache = self.policy.advance(self.cache, plan, opened, self.masked, accepted)
-        self.tokens = torch.where(accepted, scores.token, self.tokens)
-        self.masked = self.masked & ~accepted
+        done = Round(self.number, plan, opened, accepted, scores, record, prepared.began, ended)
+        self.tokens = after
+        self.masked = masked & ~accepted
+        self.stuck = record.live & (record.committed == 0)
         self.number += 1
         if self.stop_at_eos:
             eos = self.first_eos()
@@ -232,11 +317,11 @@ class Loop:
             raise RunError(message)
 
     def _all_confidences(self, plan: ForwardPlan, scores: Scores) -> Tensor:
-        live_masks = self.masked & plan.valid
-        if bool((scores.read | ~live_masks).all()):
+        if self.policy.cache == "none":
+            # Every forward is whole, and a diagnosed one reads every mask.
             return scores.confidence
-        beside = VersionedKV.empty(self.model, *self.tokens.shape)
-        full, _ = self.score(beside, plan.valid, live_masks)
+        beside = VersionedKV.empty(self.model, *self.tokens.shape, versions=False)
+        full, _ = self.score(beside, plan.valid, self.masked & plan.valid)
         return full.confidence
 
     def rounds(self) -> Iterator[Round]:
@@ -247,18 +332,18 @@ class Loop:
         RunError
             A round commits nothing although masks are left: the policy cannot end.
         """
-        while not self.done:
-            done = self.step()
-            if bool((done.record.live & (done.record.committed == 0)).any()):
-                message = f"round {done.number} committed nothing in a row that has masks; the decoder cannot end"
-                raise RunError(message)
-            yield done
+        while (prepared := self.prepare()) is not None:
+            yield self.step(prepared)
 
 
-def _on_host(record: RoundRecord) -> RoundRecord:
-    """The record in host memory, where statistics read it value by value."""
-    values = {part.name: getattr(record, part.name) for part in fields(record)}
-    return RoundRecord(**{name: None if value is None else value.cpu() for name, value in values.items()})
+def _on_host(records: list[RoundRecord]) -> list[RoundRecord]:
+    """The records in host memory, where statistics read them value by value; one transfer a field."""
+    found: dict[str, Any] = {}
+    for part in fields(RoundRecord):
+        values = [getattr(record, part.name) for record in records]
+        known = not any(value is None for value in values)
+        found[part.name] = torch.stack(values).cpu().numpy() if known else [None] * len(values)
+    return [RoundRecord(**{name: values[i] for name, values in found.items()}) for i in range(len(records))]
 
 
 @torch.no_grad()
@@ -267,10 +352,12 @@ def decode(
 ) -> Decoded:
     """Decode a batch to the end; ``options`` are :class:`Loop`'s."""
     loop = Loop(model, batch, policy, sampler, **options)
-    records, seconds, commits, ends = [], [], [], []
+    records, marks = [], []
+    committed_in = torch.full_like(batch.tokens, -1)
     for done in loop.rounds():
-        records.append(_on_host(done.record))
-        seconds.append(done.seconds)
-        commits.append([row.nonzero()[:, 0].tolist() for row in done.accepted.cpu()])
-        ends.append(done.opened.e.tolist())
-    return Decoded(batch, loop.tokens, loop.first_eos(), records, seconds, commits, ends)
+        records.append(done.record)
+        marks.append((done.began, done.ended))
+        committed_in.masked_fill_(done.accepted, done.number)
+    tokens, eos = loop.tokens.cpu(), loop.first_eos().cpu()
+    seconds = [seconds_between(*pair) for pair in marks]
+    return Decoded(batch.cpu(), tokens, eos, committed_in.cpu(), _on_host(records), seconds)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from herald_exec.bidirectional import decode, make_batch
-from herald_exec.bidirectional.bench import row_seconds, row_statistics
+from herald_exec.bidirectional.bench import row_seconds, rows_statistics
 from herald_exec.bidirectional.tune import loss_probability
 from herald_exec.evaluation.decoding_plan import TASKS, Cell, Plan, check_plan
 from herald_exec.models.base import BlockModel
@@ -93,7 +93,7 @@ class Bench:
                 threshold=self.plan.threshold,
                 delimiters=delimiters,
             )
-            seconds = row_seconds(decoded)
+            seconds, statistics = row_seconds(decoded), rows_statistics(decoded)
             for row, sample in enumerate(part):
                 answer = [token for token in decoded.response(row) if token not in shape.eos_token_ids]
                 text = self.material.encoder.decode(answer)
@@ -107,7 +107,7 @@ class Bench:
                         "seconds": float(seconds[row]),
                         **{
                             name: value
-                            for name, value in row_statistics(decoded, row).items()
+                            for name, value in statistics[row].items()
                             if name not in ("commits", "ends", "commits_per_round")
                         },
                     }

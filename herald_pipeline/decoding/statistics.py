@@ -3,8 +3,8 @@
 A :class:`RoundRecord` is taken each round; :func:`summarise` turns a run's records into one flat, JSON-ready mapping.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -101,8 +101,16 @@ def _host(value: Any) -> np.ndarray[Any, Any]:
     return np.asarray(value.cpu() if hasattr(value, "cpu") else value)
 
 
-def _stack(records: Sequence[RoundRecord], name: str) -> np.ndarray[Any, Any]:
-    return np.stack([_host(getattr(record, name)) for record in records])
+Stacked = Mapping[str, np.ndarray[Any, Any] | None]
+"""Records of a run by field, ``[rounds, rows]`` each."""
+
+
+def _stacked(records: Sequence[RoundRecord]) -> Stacked:
+    values = {part.name: [getattr(record, part.name) for record in records] for part in fields(RoundRecord)}
+    return {
+        name: None if any(value is None for value in column) else np.stack([_host(value) for value in column])
+        for name, column in values.items()
+    }
 
 
 def _ratio(part: float, whole: float) -> float | None:
@@ -136,37 +144,59 @@ def summarise(
         :data:`BEFORE_EOS` once more with ``_before_eos``: ``tokens_per_forward_before_eos`` is delivered tokens a round
         before the EOS, the two ratios before the EOS also leave out what happened at or right of it.
     """
-    live, committed = _stack(records, "live"), _stack(records, "committed")
-    everything = _counts(records, live)
+    eos, start = (None if value is None else _host(value) for value in (eos_position, prompt))
+    return _summarise(_stacked(records), eos, start)
+
+
+def summarise_each(records: Sequence[RoundRecord], *, eos_position: Array, prompt: Array) -> list[dict[str, Any]]:
+    """:func:`summarise` of each row alone, over the rounds in which it took part."""
+    found, eos, start = _stacked(records), _host(eos_position), _host(prompt)
+    live = _known(found, "live")
+    summaries = []
+    for row in range(live.shape[1]):
+        one, took_part = slice(row, row + 1), live[:, row]
+        part = {name: None if values is None else values[took_part, one] for name, values in found.items()}
+        summaries.append(_summarise(part, eos[one], start[one]))
+    return summaries
+
+
+def _known(found: Stacked, name: str) -> np.ndarray[Any, Any]:
+    values = found[name]
+    assert values is not None  # every field but the diagnosis is always there
+    return values
+
+
+def _summarise(found: Stacked, eos: np.ndarray[Any, Any] | None, prompt: np.ndarray[Any, Any] | None) -> dict[str, Any]:
+    live, committed = _known(found, "live"), _known(found, "committed")
+    everything = _counts(found, live)
     delivered, before = None, dict.fromkeys(f"{name}_before_eos" for name in BEFORE_EOS)
-    if eos_position is not None and prompt is not None:
-        eos = _host(eos_position)
-        end = np.maximum.reduce(_stack(records, "e"))
-        delivered = int((np.minimum(eos + 1, end) - _host(prompt)).sum())
-        counted = _counts(records, live & (_stack(records, "first_mask") <= eos))
+    if eos is not None and prompt is not None:
+        end = np.maximum.reduce(_known(found, "e"))
+        delivered = int((np.minimum(eos + 1, end) - prompt).sum())
+        counted = _counts(found, live & (_known(found, "first_mask") <= eos))
         counted["tokens_per_forward"] = _ratio(delivered, counted["nfe"])
         before = {f"{name}_before_eos": counted[name] for name in BEFORE_EOS}
     nfe = everything["nfe"]
     return {
         **everything,
-        "forwards": len(records),
+        "forwards": len(live),
         "mean_commits_per_round": everything["tokens_per_forward"],
         "commits_per_round": [committed[live[:, row], row].tolist() for row in range(live.shape[1])],
         "delivered_tokens": delivered,
         "delivered_tokens_per_forward": None if delivered is None else _ratio(delivered, nfe),
         **before,
-        **_diagnosis(records, live, eos_position),
+        **_diagnosis(found, live, eos),
     }
 
 
-def _counts(records: Sequence[RoundRecord], counted: np.ndarray[Any, Any]) -> dict[str, Any]:
+def _counts(found: Stacked, counted: np.ndarray[Any, Any]) -> dict[str, Any]:
     """Sums and means over the rounds and rows of ``counted [rounds, rows]``."""
     sums = {
-        name: int(_stack(records, name)[counted].sum())
+        name: int(_known(found, name)[counted].sum())
         for name in ("committed", "active", "window", "refresh", "reused", "refreshed")
     }
     nfe = int(counted.sum())
-    length = (_stack(records, "e") - _stack(records, "s"))[counted]
+    length = (_known(found, "e") - _known(found, "s"))[counted]
     return {
         "nfe": nfe,
         "tokens": sums["committed"],
@@ -178,20 +208,16 @@ def _counts(records: Sequence[RoundRecord], counted: np.ndarray[Any, Any]) -> di
     }
 
 
-def _diagnosis(
-    records: Sequence[RoundRecord], live: np.ndarray[Any, Any], eos_position: Array | None
-) -> dict[str, float | None]:
-    kinds = ("late", "premature")
-    if any(record.late_at is None for record in records):
-        return {f"{kind}_ratio{part}": None for kind in kinds for part in ("", "_before_eos")}
+def _diagnosis(found: Stacked, live: np.ndarray[Any, Any], eos: np.ndarray[Any, Any] | None) -> dict[str, float | None]:
     result: dict[str, float | None] = {}
-    for kind in kinds:
-        place = _stack(records, f"{kind}_at")
+    for kind in ("late", "premature"):
+        place = found[f"{kind}_at"]
+        result[f"{kind}_ratio"] = result[f"{kind}_ratio_before_eos"] = None
+        if place is None:
+            continue
         result[f"{kind}_ratio"] = _ratio(((place >= 0) & live).sum(), live.sum())
-        result[f"{kind}_ratio_before_eos"] = None
-        if eos_position is not None:
-            eos = _host(eos_position)[None, :]
-            counted = live & (_stack(records, "first_mask") < eos)
-            happened = counted & (place >= 0) & (place < eos)
+        if eos is not None:
+            counted = live & (_known(found, "first_mask") < eos[None, :])
+            happened = counted & (place >= 0) & (place < eos[None, :])
             result[f"{kind}_ratio_before_eos"] = _ratio(happened.sum(), counted.sum())
     return result
