@@ -172,8 +172,9 @@ class Loop:
         self.delimiters = torch.tensor(delimiters or default, device=model.device)
         self.tokens = batch.tokens.clone()
         self.masked = batch.masked.clone()
-        self.kv = VersionedKV.empty(model, *self.tokens.shape, versions=check)
-        self.lengths = None if bool((batch.end == self.tokens.shape[1]).all()) else batch.end
+        rows, width = self.tokens.shape
+        self.kv = VersionedKV.empty(model, rows, width, check)
+        self.lengths = None if bool((batch.end == width).all()) else batch.end
         self.stuck = torch.zeros_like(batch.prompt, dtype=torch.bool)
         self.state = policy.blocks.start(batch.prompt, batch.response)
         self.cache = policy.cached.start(self.state, self.masked)
@@ -320,7 +321,8 @@ class Loop:
         if self.policy.cache == "none":
             # Every forward is whole, and a diagnosed one reads every mask.
             return scores.confidence
-        beside = VersionedKV.empty(self.model, *self.tokens.shape, versions=False)
+        rows, width = self.tokens.shape
+        beside = VersionedKV.empty(self.model, rows, width, False)
         full, _ = self.score(beside, plan.valid, self.masked & plan.valid)
         return full.confidence
 
