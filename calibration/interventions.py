@@ -83,6 +83,8 @@ def predict(hardware: Path, shape: ModelShape, out: Path, command: str, chosen: 
             f"{out} is there already; a prediction that can be made again after the run is none: name another file"
         )
         raise ConfigError(message)
+    # By a name the profile that ships is meant: its digest and its raw tables are found by its path.
+    hardware = hardware_io.find(hardware)
     profile = hardware_io.resolve(hardware)
     foretell = predictor(profile, shape, raw=profile_file.raw_folder(hardware))
     known: dict[Any, Sample] = {}
@@ -101,7 +103,7 @@ def predict(hardware: Path, shape: ModelShape, out: Path, command: str, chosen: 
         "commit": _commit(),
         "command": command,
         "profile": profile.name,
-        "profile_sha256": hashlib.sha256(hardware.read_bytes()).hexdigest() if hardware.is_file() else "",
+        "profile_sha256": hashlib.sha256(hardware.read_bytes()).hexdigest(),
         "model": shape.name,
         "predictions": predictions,
     }

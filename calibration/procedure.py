@@ -57,6 +57,7 @@ def fit_file(
     hardware: Path, shape: ModelShape, measured: Path, names: Sequence[str], out: Path, command: str, say: Say = _stderr
 ) -> Fit:
     """Fit ``names`` to the training runs of ``measured`` and write the profile with its ``[fitted]`` table."""
+    hardware = hardware_io.find(hardware)
     profile = hardware_io.resolve(hardware)
     samples = read_samples(measured, say)
     check_profile(profile, [sample.point for sample in samples], shape)
@@ -179,6 +180,7 @@ def reconcile_measured(
     hardware: Path, shape: ModelShape, measured: Path, out: Path | None, command: str, say: Say = _stderr
 ) -> Outcome:
     """Compare runs that somebody brings with predictions; a training set among them is fitted first."""
+    hardware = hardware_io.find(hardware)
     profile = hardware_io.resolve(hardware)
     samples = read_cells(measured, shape.name, say) if measured.is_dir() else read_samples(measured, say)
     check_profile(profile, [sample.point for sample in samples], shape)

@@ -71,7 +71,7 @@ def resolve(name_or_path: str | Path, engine: str | None = None, overrides: Sequ
     ProfileError
         The engine is not stated for this machine.
     """
-    path = _find(str(name_or_path))
+    path = find(name_or_path)
     data = _read(path)
     if engine is not None and ":" in engine:
         data = _borrow(data, engine)
@@ -79,7 +79,15 @@ def resolve(name_or_path: str | Path, engine: str | None = None, overrides: Sequ
     return _parse(data, where, engine, overrides)
 
 
-def _find(text: str) -> Path:
+def find(name_or_path: str | Path) -> Path:
+    """File of the profile with this name or at this path.
+
+    Raises
+    ------
+    ConfigError
+        There is none.
+    """
+    text = str(name_or_path)
     shipped = profile_dir() / f"{text}{SUFFIX}"
     if "/" not in text and shipped.is_file():
         return shipped
@@ -103,7 +111,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _borrow(data: dict[str, Any], engine: str) -> dict[str, Any]:
     """``data`` with another profile's engine added under ``PROFILE:ENGINE``, its fitted numbers included."""
     other_name, _, engine_name = engine.rpartition(":")
-    other = _read(_find(other_name))
+    other = _read(find(other_name))
     if engine_name not in other.get("engines", {}):
         raise unknown_name(kind=f"engine of {other_name}", name=engine_name, valid=other.get("engines", {}))
     prefix = f"engines.{engine_name}."
@@ -209,7 +217,7 @@ def _no_engine(machine: str, engine: str | None, engines: Mapping[str, Engine]) 
         )
     if engine is None:
         return ProfileError(f"profile {machine!r} names no default engine; pass --engine with one of: {stated}")
-    elsewhere = [name for name in names() if name != machine and engine in _read(_find(name)).get("engines", {})]
+    elsewhere = [name for name in names() if name != machine and engine in _read(find(name)).get("engines", {})]
     others = [f"{name}:{engine}" for name in elsewhere]
     hint = f"; to take another machine's on purpose: --engine {' or '.join(others)}" if others else ""
     return ProfileError(

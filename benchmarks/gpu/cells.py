@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from herald_pipeline import methods
 from herald_pipeline.errors import ConfigError, did_you_mean
 
-KINDS = {"rates": 0, "step": 3, "attention": 2, "run": 3, "ceiling": 3}
+KINDS = {"rates": 0, "step": 3, "attention": 2, "run": 3, "ceiling": 3, "replicas": 3}
 """Kind -> how many positional parameters follow it."""
 KEYS = {
     "T": int,
@@ -16,6 +16,7 @@ KEYS = {
     "exact": str,
     "keys": str,
     "hbm": float,
+    "gpus": int,
 }
 CEILINGS = (
     "full_kv_fetch_per_step",
@@ -187,12 +188,42 @@ PLANS: dict[str, tuple[str, ...]] = {
         "run:mage-offload:32768:4:blocks=2:link=27.7",
         "run:herald:32768:38:link=27.7",
     ),
+    # Table II's other half, on the machine whose host memory holds it: the paper's batches, and Dense at its own peak
+    # under 85.5 GB (13 and 26) and without a limit (26 and 54). MAGE's are what the memory that HERALD filled holds.
+    "sdar": (
+        "rates",
+        "run:herald:32768:34",
+        "run:dense:32768:8",
+        "run:dense:32768:13",
+        "run:herald:16384:68",
+        "run:dense:16384:15",
+        "run:dense:16384:26",
+        "run:mage-cpu-representative:32768:34:blocks=4",
+        "run:mage-cpu-representative:16384:68:blocks=4",
+        "run:mage-offload:32768:16:blocks=2",
+        "run:mage-offload:16384:32:blocks=2",
+        "run:mage-cpu:32768:8:blocks=3",
+        "run:mage-cpu:16384:16:blocks=3",
+        "run:dense:32768:26",
+        "run:dense:16384:54",
+        "run:herald:32768:34:exact=gpu",
+        "run:herald:32768:34:keys=only",
+        "run:herald:32768:17:threads=15",
+        "run:herald:32768:13",
+        "run:herald:32768:34:T=8",
+        "run:herald:32768:34:T=32",
+        "run:dense:32768:13:T=8",
+        "run:mage-offload:32768:34:blocks=2",
+        "run:mage-offload:16384:64:blocks=2",
+    ),
+    # Two HERALD replicas, a GPU each, with half of the host's cores each: together as many requests as one held.
+    "replicas": ("replicas:herald:32768:17:gpus=2:threads=15",),
     "profile": ("step:herald:32768:80", "step:dense:32768:38", "attention:32768:80"),
 }
 
 
 def plan(name: str) -> list[Cell]:
-    """Cells of a plan; ``all`` is every plan but the shakedown and the short one, each cell once."""
+    """Cells of a plan; ``all`` is every plan of llada2-mini but the shakedown and ``final``, each cell once."""
     if name == "all":
         order = ("table2", "steps", "components", "ceilings", "batches", "profile")
         names = dict.fromkeys(cell for part in order for cell in PLANS[part])

@@ -5,8 +5,9 @@ an H200 machine with 16 vCPUs gave; they serve a minute budget and nothing else.
 taken from the newest run of this process that filled one.
 """
 
-from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.bench import _FILL_GB_S, Bench
 from benchmarks.gpu.cells import Cell
+from benchmarks.gpu.replicas import REPLICAS
 from herald_pipeline import hardware_io
 from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.pools import Home
@@ -17,7 +18,7 @@ GB = 1e9
 _FETCH_GB_S, _LOCK_GB_S = 45.0, 2.4
 """Full KV over the link, and page-locking it before."""
 _FETCHING = frozenset({"mage-offload", "layer-prefetch"})
-_FIXED_S = {"rates": 4.0, "step": 8.0, "attention": 11.0, "run": 2.0, "ceiling": 16.0}
+_FIXED_S = {"rates": 4.0, "step": 8.0, "attention": 11.0, "run": 2.0, "ceiling": 16.0, "replicas": 45.0}
 """Kinds: pools, graphs; for a ceiling also a process's start and drawing a model."""
 _FIRST_S = 8.0
 """Drawing the model and compiling kernels, in the first run of a process."""
@@ -36,6 +37,11 @@ def seconds(bench: Bench, cell: Cell) -> float:
         return fixed + (min(full_gb, 24.0) / bench.fill_gb_s if "kernel" in cell.what else 0.0)
     pipeline = bench.pipeline(cell)
     filled_gb = full_gb if keeps_on_host(pipeline) else 0.0
+    if cell.kind == "replicas":
+        count = int(cell.options.get("gpus", REPLICAS))
+        alone_s = bench.blocks(cell) * block_seconds(bench, cell, full_gb)
+        # All fill their pools at once, at a rate that one host gives; then one runs alone, then all, at half the rate.
+        return fixed + count * full_gb / _FILL_GB_S + alone_s * (1 + count)
     locked_s = full_gb / _LOCK_GB_S if cell.what in _FETCHING else 0.0
     return fixed + filled_gb / bench.fill_gb_s + locked_s + bench.blocks(cell) * block_seconds(bench, cell, full_gb)
 

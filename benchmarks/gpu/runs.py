@@ -13,6 +13,7 @@ from benchmarks.gpu.estimates import keeps_on_host
 from benchmarks.gpu.host_side import host_side
 from herald_exec import Options, decode
 from herald_exec.execution import Run
+from herald_exec.session import OnBlock
 from herald_pipeline import capacity
 from herald_pipeline.capacity import Memory
 from herald_pipeline.pipeline import Pipeline, scanned_bytes
@@ -24,7 +25,7 @@ _FORWARDS = ("denoise", "step_layer", "decide", "select_step")
 _UNLIMITED_BYTES = 1e18
 
 
-def run(bench: Bench, cell: Cell) -> dict[str, Any]:
+def run(bench: Bench, cell: Cell, *, on_block: OnBlock | None = None) -> dict[str, Any]:
     """A run of K blocks of T steps; figures are the executor's own, the first block apart."""
     pipeline = bench.pipeline(cell)
     if "hbm" in cell.options:
@@ -36,6 +37,7 @@ def run(bench: Bench, cell: Cell) -> dict[str, Any]:
         threads=bench.threads(cell),
         keep_trace=True,
         seed=0,
+        on_block=on_block,
         **({"link_limit_gb_s": cell.options["link"]} if "link" in cell.options else {}),
     )
     start = time.perf_counter()

@@ -86,3 +86,11 @@ def test_what_a_block_waits_for_binds(main, shares, binds):
 def test_every_planned_change_changes_one_point_into_another():
     for change in planned():
         assert change.base.key != change.changed.key
+
+
+def test_a_profile_that_ships_is_found_by_its_name_with_its_raw_tables(tmp_path):
+    threads = Intervention("threads", BASE, replace(BASE, conditions=(("threads", 4),)))
+    written = predict(Path("h200-141g_emr-16vcpu"), catalogue.resolve("llada2-mini"), tmp_path / "p", "", (threads,))
+    document = json.loads(written.read_text(encoding="utf-8"))
+    assert document["predictions"][0]["delta"] < 0
+    assert len(document["profile_sha256"]) == 64
