@@ -203,6 +203,21 @@ def ceilings(
 
 
 @app.command()
+def replicas(
+    hardware: Hardware,
+    measured: Annotated[Path, typer.Option("--measured", help="Folder of cells of python -m benchmarks.gpu.")],
+    model: Model = "sdar-8b",
+    json_: Json = False,
+) -> None:
+    """Put replicas that shared a host's DRAM, a GPU each, beside what the simulator foretells of them."""
+    from calibration import replicas as shared
+    from herald_pipeline.catalogue import resolve
+
+    found = shared.compare(hardware, measured, resolve(model), lambda line: print(line, file=sys.stderr))
+    _print(found, shared.text(found), json_)
+
+
+@app.command()
 def diff(first: Path, second: Path, json_: Json = False) -> None:
     """Compare two traces, results, profiles or reports of reconcile; differences are second / first - 1."""
     from calibration.compare import diff as compare

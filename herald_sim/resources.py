@@ -55,6 +55,8 @@ class Work:
 
 Done = Callable[[Any, int], None]
 """Told the work that has ended, and the time."""
+StartFlow = Callable[[Any, Flow, int], None]
+"""Moves a flow's bytes for a work, from a time on."""
 
 
 class Gpu:

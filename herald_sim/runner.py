@@ -5,7 +5,7 @@ has queues of simulated time.
 """
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from herald_pipeline.result import Recorder
@@ -18,7 +18,7 @@ from herald_sim.checks import Ledger
 from herald_sim.clock import Alarm, Clock
 from herald_sim.cost import Cost, CostModel, Phase
 from herald_sim.pricing import Pricer
-from herald_sim.resources import Gpu, SharedRates, Work
+from herald_sim.resources import Done, Gpu, SharedRates, StartFlow, Work
 
 
 class _Lane(Work):
@@ -70,8 +70,10 @@ class Simulation:
         ledger: Ledger | None = None,
         last_tokens: Mapping[int, int] | None = None,
         prompt_tails: Mapping[int, int] | None = None,
+        env: Clock | None = None,
+        flows: Callable[[Done], StartFlow] | None = None,
     ) -> None:
-        self.env = Clock()
+        self.env = Clock() if env is None else env
         self.program = program
         self.recorder = recorder
         self._costs = costs
@@ -82,7 +84,9 @@ class Simulation:
         self._prompt_tails = {request: tail for request, tail in (prompt_tails or {}).items() if tail}
         self._block_length = program.pipeline.settings.block_length
         self._start_kernels = Gpu(self.env, self._next_phase).start
-        self._start_flow = SharedRates(self.env, self._next_phase).start
+        # Replicas on one host share its clock and its memory's rate (:mod:`herald_sim.replicas`).
+        own = SharedRates(self.env, self._next_phase).start
+        self._start_flow: StartFlow = own if flows is None else flows(self._next_phase)
         self._lanes = {stream.name: _Lane(stream.high_priority) for stream in program.pipeline.template.streams}
         self._host = (self._wake,)
         self._issues = program.issues()
@@ -103,7 +107,7 @@ class Simulation:
 
     def run(self) -> None:
         """Run until every request has been served."""
-        self._issue_at(0)
+        self.begin()
         # Nothing in a run is cyclic: looking for cycles would only cost time.
         collecting = gc.isenabled()
         gc.disable()
@@ -113,6 +117,10 @@ class Simulation:
             if collecting:
                 gc.enable()
         self.program_ended()
+
+    def begin(self) -> None:
+        """Have the first section issued when the clock starts."""
+        self._issue_at(0)
 
     def program_ended(self) -> None:
         """Nothing may be left: a launch that still waits is a fault of ours."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from herald_pipeline import capacity, hardware_io, trace, validate
 from herald_pipeline.capacity import Memory
@@ -72,9 +72,40 @@ def simulate(
         if reason is None and trace_out is None and not check:
             return _fast_result(pipeline, profile, workload, memory)
         mode = f"events (fast mode: {reason or 'a trace or a check needs events'})"
-    recorder = Recorder(
-        "simulated", keep_trace=trace_out is not None, in_turn=workload.policy is not BatchPolicy.LOCKSTEP
-    )
+    run = prepare(pipeline, profile, workload, room, traced=trace_out is not None, check=check)
+    run.simulation.run()
+    if run.ledger is not None:
+        run.ledger.close(run.program.admission)
+    result = conclude(run, pipeline, profile, workload, memory, mode)
+    recorder = run.recorder
+    if trace_out is not None and recorder.trace is not None:
+        recorder.trace.facts = {"model": pipeline.model.name, "method": pipeline.method.name, "hardware": profile.name}
+        trace.write_chrome(recorder.trace, trace_out)
+    return result
+
+
+class Prepared(NamedTuple):
+    """A simulation that has not begun, and what its result is made of."""
+
+    simulation: Simulation
+    program: Program
+    recorder: Recorder
+    costs: CostModel
+    ledger: Ledger | None
+
+
+def prepare(
+    pipeline: Pipeline,
+    profile: Profile,
+    workload: Workload,
+    room: int | None,
+    *,
+    traced: bool = False,
+    check: bool = False,
+    **shared: Any,
+) -> Prepared:
+    """A simulation ready to run; ``shared`` is what it has in common with others on the host."""
+    recorder = Recorder("simulated", keep_trace=traced, in_turn=workload.policy is not BatchPolicy.LOCKSTEP)
     costs = CostModel(pipeline, profile)
     program = Program(pipeline, workload.blocked(), slots=workload.batch, policy=workload.policy, kv_tokens=room)
     ledger = Ledger(profile) if check else None
@@ -87,22 +118,24 @@ def simulate(
         ledger=ledger,
         last_tokens=_last_tokens(workload),
         prompt_tails=tails,
+        **shared,
     )
-    simulation.run()
-    if ledger is not None:
-        ledger.close(program.admission)
-    result = recorder.result(
+    return Prepared(simulation, program, recorder, costs, ledger)
+
+
+def conclude(
+    run: Prepared, pipeline: Pipeline, profile: Profile, workload: Workload, memory: Memory, mode: str
+) -> Result:
+    """The result of a simulation that has ended."""
+    admission = run.program.admission
+    result = run.recorder.result(
         batch=workload.batch,
         budget=pipeline.settings.budget,
-        finished=len(program.admission.finished),
-        rejected=program.admission.rejected,
-        **facts(pipeline, profile, workload, memory, frozenset(program.admission.rejected)),
+        finished=len(admission.finished),
+        rejected=admission.rejected,
+        **facts(pipeline, profile, workload, memory, frozenset(admission.rejected)),
     )
-    result = replace(result, extra={**result.extra, "mode": mode}, **status(result, costs, workload))
-    if trace_out is not None and recorder.trace is not None:
-        recorder.trace.facts = {"model": pipeline.model.name, "method": pipeline.method.name, "hardware": profile.name}
-        trace.write_chrome(recorder.trace, trace_out)
-    return result
+    return replace(result, extra={**result.extra, "mode": mode}, **status(result, run.costs, workload))
 
 
 _WAITS = 0.05
