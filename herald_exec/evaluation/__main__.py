@@ -63,11 +63,16 @@ def study(
     task: Annotated[list[str] | None, typer.Option("--task", help="Only these; may be repeated.")] = None,
     context: Annotated[list[int] | None, typer.Option("--context", help="Instead of the plan's.")] = None,
     samples: Annotated[int | None, typer.Option("--samples", help="Instead of the plan's.")] = None,
+    threshold: Annotated[float, typer.Option("--threshold", help="Of acceptance.")] = 0.95,
+    part: Annotated[str, typer.Option("--part", help="i/n: every n-th cell, so that n machines share a plan.")] = "1/1",
     device: Device = "cpu",
-    out: Out = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="JSON lines, one a cell, raw answers included; a run goes on from it.")
+    ] = None,
 ) -> None:
     """Accuracy, T and retrieval cost of every rule and budget of the plan; all rules share one prefill."""
     from herald_exec.evaluation.plan import FULL, REDUCED, check_study, run_study
+    from herald_exec.evaluation.resuming import parse_part, read_done, study_facts
 
     plan = REDUCED if reduced else FULL
     known = dict(plan.rules)
@@ -76,14 +81,16 @@ def study(
         rules["dense"] = (1.0,)
     plan = replace(plan, rules=tuple(rules.items()), tasks=tuple(task or plan.tasks))
     plan = replace(plan, contexts=tuple(context or plan.contexts))
-    plan = replace(plan, samples=plan.samples if samples is None else samples)
+    plan = replace(plan, samples=plan.samples if samples is None else samples, threshold=threshold)
     check_study(plan)
+    share = parse_part(part)
     loaded, material = _load(model, device)
-    for row in run_study(loaded, material, plan):
+    done = read_done(out, study_facts(loaded, plan)) if out is not None else {}
+    for row in run_study(loaded, material, plan, part=share, done=done):
         _write(row, out)
 
 
-Results = Annotated[Path, typer.Argument(help="JSON lines that study --out wrote.")]
+Results = Annotated[list[Path], typer.Argument(help="JSON lines that study --out wrote, also as .gz; all parts.")]
 
 
 @app.command()
@@ -91,7 +98,7 @@ def show(results: Results, as_json: Annotated[bool, typer.Option("--json", help=
     """Table I's counterpart, the cost front, and T, from a study's results."""
     from herald_exec.evaluation.summary import read_rows, summary, text
 
-    found = summary(read_rows(results))
+    found = summary(read_rows(*results))
     print(json.dumps(found) if as_json else text(found))
 
 
@@ -108,7 +115,7 @@ def steps(
     """T of every block that was decoded, as herald-sim run --steps-file reads it; prints their histogram."""
     from herald_exec.evaluation.summary import histogram, read_rows, steps_lines
 
-    lines = steps_lines(read_rows(results), rule, budget, task)
+    lines = steps_lines(read_rows(*results), rule, budget, task)
     out.write_text("".join(",".join(map(str, line)) + "\n" for line in lines), encoding="utf-8")
     print(json.dumps({"requests": len(lines), "histogram": histogram(lines)}))
 

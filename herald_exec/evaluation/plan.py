@@ -1,15 +1,17 @@
 """What the accuracy study runs. Fixed before its first run: every cell is reported, none is left out."""
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from herald_exec.evaluation.grid import FIRST_SEED
+from herald_exec.evaluation.resuming import Key, study_facts
 from herald_exec.evaluation.rules import RULES, Rule, get_rule
 from herald_exec.evaluation.study import Answered, Prompts, Study
 from herald_exec.models.base import BlockModel
 from herald_exec.reference.scoring import score_sample, wilson_interval
-from herald_exec.reference.tasks import TASKS, Material, Sample, draw_samples
+from herald_exec.reference.tasks import MIN_CONTEXT, TASKS, Material, Sample, draw_samples
 from herald_pipeline.errors import check_number, raise_problems, unknown_name
 
 RETRIEVAL_TASKS = tuple(task for task in TASKS if task != "arith")
@@ -27,11 +29,13 @@ class StudyPlan:
     threshold: float = 0.95
     first_seed: int = FIRST_SEED
 
-    def cells(self) -> Iterator[tuple[str, float]]:
-        """Rule and budget of each cell of a task and context."""
-        for name, budgets in self.rules:
-            for budget in budgets:
-                yield name, budget
+    def cells(self) -> Iterator[Key]:
+        """Rule, budget, task and context of each cell, in order."""
+        for context in self.contexts:
+            for task in self.tasks:
+                for name, budgets in self.rules:
+                    for budget in budgets:
+                        yield name, budget, task, context
 
 
 _WIDE = (0.01, 0.025, 0.05, 0.10)
@@ -43,7 +47,7 @@ FULL = StudyPlan(
         ("dense", (1.0,)),
         ("mage-offload", _WIDE),
         ("infinigen", (0.025, 0.05, 0.10, 0.20)),
-        ("herald", (*_WIDE, 0.20)),
+        ("herald", (*_WIDE, 0.20, 0.40)),
         ("representative", _FRONT),
         *((name, _FRONT) for name in _OPTIONS),
         ("recency", (0.05, 0.10)),
@@ -79,6 +83,7 @@ def check_study(plan: StudyPlan) -> None:
     problems = [
         check_number(plan.samples, "samples", minimum=1, integer=True),
         check_number(plan.threshold, "threshold", minimum=0, maximum=1),
+        *(check_number(context, "context", minimum=MIN_CONTEXT, integer=True) for context in plan.contexts),
         *(check_number(budget, "budget", above=0, maximum=1) for _, budgets in plan.rules for budget in budgets),
     ]
     raise_problems(problems)
@@ -118,15 +123,35 @@ def study_row(
     }
 
 
-def run_study(model: BlockModel, material: Material, plan: StudyPlan) -> Iterator[dict[str, Any]]:
-    """Every cell of a plan, in order; all rules see the same samples."""
+def run_study(
+    model: BlockModel,
+    material: Material,
+    plan: StudyPlan,
+    *,
+    part: tuple[int, int] = (1, 1),
+    done: Mapping[Key, Any] | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Cells of a plan in order, with the seconds that each took; all rules see the same samples.
+
+    Parameters
+    ----------
+    part
+        (i, n): every n-th cell beginning with the i-th, so that n machines share a plan evenly.
+    done
+        Cells that are not run again (:func:`herald_exec.evaluation.resuming.read_done`).
+    """
     check_study(plan)
-    for context in plan.contexts:
-        for task in plan.tasks:
-            samples = list(draw_samples(material, task, context, plan.samples, plan.first_seed))
-            prompts = Prompts(model, samples)
-            for name, budget in plan.cells():
-                rule = get_rule(name)
-                found = Study(prompts, rule, budget, threshold=plan.threshold).run()
-                yield study_row(rule, budget, samples, found, material.encoder.decode) | {"threshold": plan.threshold}
+    facts = study_facts(model, plan)
+    number, parts = part
+    todo = [key for at, key in enumerate(plan.cells()) if at % parts == number - 1 and key not in (done or {})]
+    prompts: Prompts | None = None
+    for name, budget, task, context in todo:
+        if prompts is None or (prompts.task, prompts.context) != (task, context):
+            # The last task's KV must be free before the next is computed.
             del prompts
+            prompts = Prompts(model, list(draw_samples(material, task, context, plan.samples, plan.first_seed)))
+        started = time.perf_counter()
+        rule = get_rule(name)
+        found = Study(prompts, rule, budget, threshold=plan.threshold).run()
+        row = study_row(rule, budget, prompts.samples, found, material.encoder.decode)
+        yield facts | row | {"seconds": round(time.perf_counter() - started, 3)}

@@ -61,7 +61,8 @@ class Prompts:
             message = "a study decodes samples of one task and one context at a time"
             raise ConfigError(message)
         self.model, self.samples = model, list(samples)
-        self.context, self.longest = samples[0].context, MAX_ANSWER_TOKENS[samples[0].task]
+        self.task, self.context = samples[0].task, samples[0].context
+        self.longest = MAX_ANSWER_TOKENS[self.task]
         shape = model.shape
         size = (shape.num_layers, 2, len(samples), shape.num_kv_heads, self.context + self.longest, shape.head_dim)
         self.kv = torch.zeros(size, dtype=model.kv_dtype, device=model.device)

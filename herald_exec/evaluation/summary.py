@@ -3,6 +3,7 @@
 Differences from Dense are paired: the same sample under both rules, resampled 2,000 times with a fixed seed.
 """
 
+import gzip
 import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -19,12 +20,30 @@ RESAMPLES = 2000
 _NEEDED = frozenset({"rule", "budget", "task", "context", "exact", "partial", "scan_bytes", "selections", "raw"})
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Cells of a file that ``study --out`` wrote; a cell that was written twice counts once, the later one."""
+def read_rows(*paths: Path) -> list[dict[str, Any]]:
+    """Cells of files that ``study --out`` wrote (``.gz``: compressed since); of a cell written twice the later counts.
+
+    Raises
+    ------
+    ConfigError
+        A file holds no cells, or the cells are of other weights or samples than the first one's.
+    """
+    rows = [row for path in paths for row in _read(path)]
+    for name in ("weights", "samples", "first_seed", "threshold"):
+        values = list(dict.fromkeys(row.get(name) for row in rows))
+        if len(values) > 1:
+            message = f"these cells differ in {name}: {', '.join(map(str, values))}; show runs of one kind at a time"
+            raise ConfigError(message)
+    latest = {(row["rule"], row["budget"], row["task"], row["context"]): row for row in rows}
+    return list(latest.values())
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        content = path.read_bytes()
+        lines = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8").splitlines()
         rows = [json.loads(line) for line in lines if line.strip()]
-    except (OSError, ValueError) as error:
+    except (OSError, EOFError, ValueError) as error:
         message = f"{path} cannot be read as JSON lines: {error}"
         raise ConfigError(message) from None
     if not rows or any(not isinstance(row, dict) or not row.keys() >= _NEEDED for row in rows):
@@ -32,8 +51,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             f"{path} holds no cells of a study; write it with: python -m herald_exec.evaluation study --out {path}"
         )
         raise ConfigError(message)
-    latest = {(row["rule"], row["budget"], row["task"], row["context"]): row for row in rows}
-    return list(latest.values())
+    return rows
 
 
 def paired_interval(differences: Sequence[float], seed: int = 0) -> dict[str, float]:
@@ -122,6 +140,31 @@ def front(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+NEAR = 0.01
+"""Near-lossless: at most so far below Dense in exact match."""
+
+
+def needed_budgets(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The smallest budget at which each rule is within a point of Dense, ``None`` where none that was run is.
+
+    ``budget`` by the mean difference, ``surely`` by its 95% interval's lower end; over all ``tasks`` and over those
+    with answers of several blocks (:func:`selecting`), where an overlapped rule has selections to make.
+    """
+    found = []
+    for kind, part in (("all", rows), ("several blocks", selecting(rows))):
+        by_rule: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for entry in table(part):
+            if entry["minus_dense"] is not None:
+                by_rule[entry["rule"]].append(entry)
+        for rule, entries in by_rule.items():
+            smallest = {
+                name: min((entry["budget"] for entry in entries if entry["minus_dense"][end] >= -NEAR), default=None)
+                for name, end in (("budget", "value"), ("surely", "low"))
+            }
+            found.append({"tasks": kind, "rule": rule, "largest": max(entry["budget"] for entry in entries)} | smallest)
+    return found
+
+
 def histogram(lines: Sequence[Sequence[int]]) -> dict[int, int]:
     """Blocks by T."""
     return dict(sorted(Counter(taken for line in lines for taken in line).items()))
@@ -148,10 +191,11 @@ def steps_lines(
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Table, front, and T of every rule and budget."""
+    """Table, front, the budgets that suffice, and T of every rule and budget."""
     return {
         "table": table(rows),
         "front": front(rows),
+        "needed": needed_budgets(rows),
         "steps": [
             {"rule": rule, "budget": budget, "histogram": histogram(steps_lines(rows, rule, budget))}
             for rule, budget in _grouped(rows)
@@ -175,6 +219,13 @@ def text(found: dict[str, Any]) -> str:
             score = entry["tasks"].get(task)
             line += f" {'':>11}" if score is None else f" {100 * score['value']:11.1f}"
         lines.append(line)
+    lines += ["", f"Smallest budget within {100 * NEAR:.0f} point of Dense (and with its whole interval):"]
+    for entry in found["needed"]:
+        value, surely = (
+            f"above {entry['largest']:.3f}" if entry[name] is None else f"{entry[name]:.3f}"
+            for name in ("budget", "surely")
+        )
+        lines.append(f"  {entry['tasks']:15} {entry['rule']:17} {value} ({surely})")
     if not found["front"]:
         return "\n".join([*lines, "", "No task here has answers of several blocks, so there is no front to show."])
     over = ", ".join(found["front"][0]["tasks"])

@@ -56,9 +56,7 @@ def test_importance_is_attention_summed_over_queries_and_group():
 def test_overlap_counts_the_oracles_entries_that_were_taken():
     oracle = torch.tensor([[5.0, 4.0, 3.0, 2.0, 1.0]])
     rule = torch.tensor([[5.0, 1.0, 4.0, 3.0, 2.0]])
-    assert overlap(rule, oracle, budget=2, k=2).tolist() == [0.5]
-    assert overlap(rule, oracle, budget=4, k=2).tolist() == [0.5]
-    assert overlap(rule, oracle, budget=5, k=2).tolist() == [1.0]
+    assert overlap(rule, oracle, budgets=(2, 4, 5), k=2).tolist() == [[0.5, 0.5, 1.0]]
 
 
 def test_mage_is_the_oracle_of_an_all_masked_first_step(rows):

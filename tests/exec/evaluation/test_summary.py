@@ -4,7 +4,16 @@ import json
 
 import pytest
 
-from herald_exec.evaluation.summary import front, paired_interval, read_rows, steps_lines, summary, table, text
+from herald_exec.evaluation.summary import (
+    front,
+    needed_budgets,
+    paired_interval,
+    read_rows,
+    steps_lines,
+    summary,
+    table,
+    text,
+)
 from herald_pipeline.errors import ConfigError
 from herald_pipeline.steps import read_steps
 
@@ -113,3 +122,22 @@ def test_a_file_without_cells_is_refused(tmp_path, content):
     path.write_text(content)
     with pytest.raises(ConfigError, match="study"):
         read_rows(path)
+
+
+def test_the_smallest_budget_within_a_point_of_dense_is_named():
+    rows = [cell("dense", 1.0, 9), cell("herald", 0.05, 7, scan=1.0), cell("herald", 0.1, 9, scan=1.0)]
+    rows += [cell("herald", 0.2, 9, scan=1.0), cell("infinigen", 0.05, 3, scan=1.0)]
+    found = {(entry["tasks"], entry["rule"]): entry for entry in needed_budgets(rows)}
+    assert found["all", "herald"]["budget"] == found["all", "herald"]["surely"] == 0.1
+    assert found["all", "infinigen"]["budget"] is None
+    assert found["several blocks", "herald"]["budget"] == 0.1
+    shown = text(summary(rows))
+    assert "infinigen         above 0.050 (above 0.050)" in shown
+
+
+def test_a_mean_within_a_point_whose_interval_is_not_is_told_apart():
+    """One answer lost and one gained of ten: no difference, but an interval of tens of points."""
+    dense, other = cell("dense", 1.0, 5), cell("herald", 0.05, 5, scan=1.0)
+    other["raw"][0]["exact"], other["raw"][9]["exact"] = 0.0, 1.0
+    (found, _) = needed_budgets([dense, other])
+    assert (found["budget"], found["surely"]) == (0.05, None)
