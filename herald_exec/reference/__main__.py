@@ -51,7 +51,11 @@ def train_(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the resume file.")] = False,
     start: Annotated[Path | None, typer.Option("--from", help="Checkpoint whose weights it begins with.")] = None,
     recipe: Annotated[
-        str, typer.Option("--recipe", help="reference; longer, finish (with --from); tiny (learns nothing).")
+        str,
+        typer.Option(
+            "--recipe",
+            help="reference; longer, finish, anchors, anchors-calibrated (with --from); tiny (learns nothing).",
+        ),
     ] = "reference",
     device: Device = "cuda",
     seed: Annotated[int, typer.Option("--seed")] = 0,

@@ -132,7 +132,7 @@ class Trainer:
         generator = torch.Generator(self.device).manual_seed(self.options.seed * 1_000_003 + self.step)
         rows, length = tokens.shape
         if batch.plan.kind == "block":
-            masks = block_masks(rows, length, generator)
+            masks = block_masks(rows, length, generator, anchored=self.recipe.anchored)
             masked = torch.stack(masks, dim=1)
             losses = self.network.block_losses(tokens, masks, self._mask(length))
             blank = masked.view(rows, 2, -1, 32).all(dim=-1, keepdim=True).expand(-1, -1, -1, 32).flatten(2)
@@ -243,6 +243,7 @@ class Trainer:
             "device": device,
             "torch": torch.__version__,
             "calibrated": self.recipe.calibrated,
+            "anchored": self.recipe.anchored,
             "phases": phases,
         }
 

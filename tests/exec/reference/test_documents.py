@@ -122,3 +122,15 @@ def test_the_finishing_recipe_asks_what_was_missed_with_calibrated_weights():
     assert finish.calibrated
     assert {task for phase in finish.phases for plan in phase.cycle for task in plan.focus} == {"hop", "code"}
     assert not recipe.get("longer").calibrated
+
+
+def test_an_anchored_run_shows_a_few_tokens_at_any_place_and_leaves_the_first_copy_alone():
+    plain, anchored = (
+        block_masks(64, 1024, torch.Generator().manual_seed(0), anchored=anchored) for anchored in (False, True)
+    )
+    assert torch.equal(plain[0], anchored[0])
+    shown = ~anchored[1].view(-1, 32)
+    changed = (plain[1] != anchored[1]).view(-1, 32).any(dim=1)
+    assert float(changed.float().mean()) == pytest.approx(0.30, abs=0.03)
+    assert set(shown[changed].sum(dim=1).tolist()) == {1, 2, 3, 4, 5, 6}
+    assert float(shown[changed].float().mean(dim=0).std()) < 0.02
