@@ -29,9 +29,10 @@ class Batch:
         """``[R]``: one past each row's last position."""
         return self.prompt + self.response
 
-    def cpu(self) -> "Batch":
-        """The same in host memory."""
-        return Batch(*(part.cpu() for part in (self.tokens, self.masked, self.prompt, self.response, self.seeds)))
+    def to(self, device: torch.device | str) -> "Batch":
+        """The same on another device."""
+        parts = (self.tokens, self.masked, self.prompt, self.response, self.seeds)
+        return Batch(*(part.to(device) for part in parts))
 
     def row(self, index: int) -> "Batch":
         """One row as a batch of its own, without padding."""
@@ -82,17 +83,17 @@ def make_batch(
     if seeds is not None and len(seeds) != len(prompts):
         problems.append(f"{len(seeds)} seeds for {len(prompts)} prompts; give one a prompt")
     raise_problems(problems)
-    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    # Put together in host memory: on a GPU every prompt would be a copy of its own.
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
     width = int(lengths.max()) + response_length
-    tokens = torch.full((len(prompts), width), shape.mask_token_id, dtype=torch.int64, device=device)
+    tokens = torch.full((len(prompts), width), shape.mask_token_id, dtype=torch.int64)
     for index, prompt in enumerate(prompts):
-        tokens[index, : len(prompt)] = torch.as_tensor(prompt, dtype=torch.int64, device=device)
-    place = torch.arange(width, device=device)[None, :]
-    masked = (place >= lengths[:, None]) & (place < lengths[:, None] + response_length)
+        tokens[index, : len(prompt)] = torch.as_tensor(prompt, dtype=torch.int64)
+    place = torch.arange(width)[None, :]
     return Batch(
         tokens=tokens,
-        masked=masked,
+        masked=(place >= lengths[:, None]) & (place < lengths[:, None] + response_length),
         prompt=lengths,
         response=torch.full_like(lengths, response_length),
-        seeds=torch.as_tensor(seeds if seeds is not None else [0] * len(prompts), dtype=torch.int64, device=device),
-    )
+        seeds=torch.as_tensor(seeds if seeds is not None else [0] * len(prompts), dtype=torch.int64),
+    ).to(device)

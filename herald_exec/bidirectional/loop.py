@@ -362,4 +362,4 @@ def decode(
         committed_in.masked_fill_(done.accepted, done.number)
     tokens, eos = loop.tokens.cpu(), loop.first_eos().cpu()
     seconds = [seconds_between(*pair) for pair in marks]
-    return Decoded(batch.cpu(), tokens, eos, committed_in.cpu(), _on_host(records), seconds)
+    return Decoded(batch.to("cpu"), tokens, eos, committed_in.cpu(), _on_host(records), seconds)

@@ -12,6 +12,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from herald_exec.bidirectional import decode, make_batch
 from herald_exec.bidirectional.bench import row_seconds, rows_statistics
 from herald_exec.bidirectional.tune import loss_probability
@@ -24,6 +26,11 @@ from herald_pipeline.decoding.sampling import Sampler
 from herald_pipeline.errors import ConfigError
 
 ALPHA = 0.05
+RAW = (
+    *("seed", "answer", "right", "partial", "seconds", "nfe", "nfe_before_eos", "delivered_tokens"),
+    *("forwarded_positions", "refreshes", "late_ratio_before_eos", "premature_ratio_before_eos"),
+)
+"""What a results file keeps of a sample; the other counts stand in the cell's figures."""
 _SUMS = (
     *("forwarded_positions", "active_positions", "window_positions", "refresh_positions", "reused_positions"),
     "refreshes",
@@ -104,7 +111,7 @@ class Bench:
                         "answer": text,
                         "right": [int(score.exact) for score in scores],
                         "partial": [score.partial for score in scores],
-                        "seconds": float(seconds[row]),
+                        "seconds": round(float(seconds[row]), 6),
                         **{
                             name: value
                             for name, value in statistics[row].items()
@@ -211,10 +218,21 @@ def read_done(path: Path, facts: Mapping[str, Any]) -> dict[Cell, dict[str, Any]
     return done
 
 
+def device_name(device: torch.device) -> str:
+    """The GPU's name, or the CPU's threads."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+
+
 def run_plan(
-    model: BlockModel, material: Material, plan: Plan, *, batch: int, out: Path | None = None
+    model: BlockModel,
+    material: Material,
+    plan: Plan,
+    *,
+    batch: int,
+    part: tuple[int, int] = (1, 1),
+    out: Path | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Every cell of a plan in order, with its raw answers; cells that ``out`` holds are not run again.
+    """Every cell of a plan (or of a part of it) in order, with its raw answers; ``out``'s cells are not run again.
 
     ``out`` gets one JSON line a cell, each written as the cell ends.
     """
@@ -224,6 +242,8 @@ def run_plan(
         "model": model.shape.name,
         "weights": weights_digest(model),
         "device": model.device.type,
+        "device_name": device_name(model.device),
+        "torch": torch.__version__,
         "dtype": str(model.dtype).removeprefix("torch."),
         "batch": batch,
     }
@@ -232,18 +252,20 @@ def run_plan(
     delimiters = newline_tokens(material, model.shape.vocab_size)
     samples: dict[tuple[str, int], list[ListSample]] = {}
     warm = False
-    for cell, groups in plan.cells():
+    for cell, groups in plan.part(*part):
         if cell not in done:
             key = (cell.task, cell.fits)
             if key not in samples:
                 samples[key] = draw_task(material, plan, *key, max(plan.samples, plan.ratio_samples))
             if not warm:
-                # First calls are slow; the time must fall on no cell.
-                bench.run(Cell(response=cell.fits, fits=cell.fits), samples[key][:1], delimiters)
+                # First calls are slow; the time must fall on no cell. A GPU's depend on how much is asked of it.
+                few = samples[key][: batch if model.device.type == "cuda" else 1]
+                bench.run(Cell(response=cell.fits, fits=cell.fits), few, delimiters)
                 warm = True
             count = plan.ratio_samples if cell.diagnose else plan.samples
             rows = bench.run(cell, samples[key][:count], delimiters)
-            row = {**facts, "groups": list(groups), "cell": asdict(cell), **summarise_cell(cell, rows), "raw": rows}
+            raw = [{name: row[name] for name in RAW if row[name] is not None} for row in rows]
+            row = {**facts, "groups": list(groups), "cell": asdict(cell), **summarise_cell(cell, rows), "raw": raw}
             row["against_base"] = compare(row, row if cell == cell.base else done[cell.base])
             done[cell] = row
             if out is not None:

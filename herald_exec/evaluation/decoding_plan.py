@@ -59,6 +59,15 @@ class Cell:
             cache_params={"prefix_window": self.p_min, "suffix_window": self.suffix} if self.cache == "dsb" else {},
         )
 
+    def work(self, prompt_tokens: int) -> float:
+        """About how much a sample costs, in positions computed: what shares a plan among devices, and nothing else.
+
+        One forward a token, or about one for ten; caches leave the shares of positions that follow from their rules.
+        """
+        forwards = self.response if self.decoder == "top1" else self.response / 10
+        kept = {"none": 1.0, "prefix": 0.5, "dkv": 0.5}.get(self.cache, 0.25)
+        return forwards * kept * (prompt_tokens + self.response) * (2 if self.diagnose else 1)
+
     @property
     def base(self) -> "Cell":
         """What the cell is compared with: fixed blocks of 32 without a cache, on the same samples."""
@@ -82,15 +91,28 @@ class Plan:
     first_seed: int = FIRST_SEED
 
     def cells(self) -> Iterator[tuple[Cell, tuple[str, ...]]]:
-        """Every cell once, with the groups that it belongs to; what others are compared with comes first."""
+        """Every cell once, with the groups that it belongs to; group by group, and a base before what it is for."""
         found: dict[Cell, list[str]] = {}
-        asked = [(name, replace(cell, task=task)) for task in self.tasks for name, part in self.groups for cell in part]
-        for _, cell in asked:
-            found.setdefault(cell.base, [])
-        for name, cell in asked:
-            found.setdefault(cell, []).append(name)
+        for name, part in self.groups:
+            for cell in (replace(cell, task=task) for cell in part for task in self.tasks):
+                found.setdefault(cell.base, [])
+                found.setdefault(cell, []).append(name)
         for cell, names in found.items():
             yield cell, tuple(dict.fromkeys(names)) or ("base",)
+
+    def part(self, number: int, parts: int) -> list[tuple[Cell, tuple[str, ...]]]:
+        """The cells of part ``number`` of ``parts`` (from 1 on), about equal in work, in the plan's order.
+
+        A base is in every part that compares something with it, so that speeds are compared on one device.
+        """
+        cells = list(self.cells())
+        load, mine = [0.0] * parts, set()
+        for cell, _ in sorted(cells, key=lambda item: -item[0].work(self.prompt_tokens)):
+            least = load.index(min(load))
+            load[least] += cell.work(self.prompt_tokens)
+            if least == number - 1:
+                mine |= {cell, cell.base}
+        return [(cell, groups) for cell, groups in cells if cell in mine]
 
     @property
     def fingerprint(self) -> str:
@@ -111,8 +133,13 @@ _GREEDY = Cell(scheduler="dsb-greedy", cache="dsb")
 PLAN = Plan(
     name="full",
     groups=(
+        ("grid", _grid(("confidence",), _SCHEDULERS, _CACHES)),
         ("grid", _grid(("top1",), ("fixed", "dsb-greedy"), ("none", "dual", "dsb"))),
-        ("grid", _grid(("confidence", "entropy"), _SCHEDULERS, _CACHES)),
+        ("cache-under-dsb", _grid(("confidence",), ("dsb-const", "dsb-greedy"), ("dual", "dsb"))),
+        (
+            "ratios",
+            tuple(replace(c, diagnose=True) for c in (*_grid(("confidence",), _SCHEDULERS, ("none",)), _GREEDY)),
+        ),
         ("s_init", tuple(replace(c, s_init=n) for n in (16, 32, 48, 64) for c in _SYSTEMS)),
         ("length", tuple(replace(c, response=n, fits=128) for n in (128, 256, 512, 1024) for c in _SYSTEMS)),
         (
@@ -132,17 +159,13 @@ PLAN = Plan(
             ),
         ),
         ("suffix", tuple(replace(_GREEDY, suffix=n) for n in (0, 4, 8, 16, 24, 32))),
-        ("cache-under-dsb", _grid(("confidence",), ("dsb-const", "dsb-greedy"), ("dual", "dsb"))),
-        (
-            "ratios",
-            tuple(replace(c, diagnose=True) for c in (*_grid(("confidence",), _SCHEDULERS, ("none",)), _GREEDY)),
-        ),
+        ("grid", _grid(("entropy",), _SCHEDULERS, _CACHES)),
     ),
     tasks=("few", "many"),
     samples=200,
     ratio_samples=50,
 )
-"""One GPU."""
+"""One GPU; what the article's tables show comes first, so that a run cut short holds it."""
 
 
 def _short(*cells: Cell) -> tuple[Cell, ...]:

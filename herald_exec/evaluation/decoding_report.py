@@ -1,5 +1,6 @@
 """Results of :mod:`herald_exec.evaluation.decoding_grid` as text: every cell, by group and task, losses marked."""
 
+import gzip
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,16 +24,51 @@ _HEADER = (
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:
-    """Rows that ``decoding --out`` wrote."""
+    """Rows that ``decoding --out`` wrote, compressed by gzip or not."""
     try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, ValueError) as error:
+        written = path.read_bytes()
+        lines = (gzip.decompress(written) if path.suffix == ".gz" else written).decode().splitlines()
+        rows = [json.loads(line) for line in lines if line.strip()]
+    except (OSError, EOFError, ValueError) as error:
         message = f"results file {path}: {error}"
         raise ConfigError(message) from None
     if not rows or not all(isinstance(row, dict) and "cell" in row and "against_base" in row for row in rows):
         message = f"{path} holds no results of python -m herald_exec.evaluation decoding"
         raise ConfigError(message)
     return rows
+
+
+FACTS = ("plan", "model", "weights", "device", "device_name", "torch", "dtype", "batch")
+"""What the parts of one run share."""
+
+
+def read_parts(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """The rows of a run's parts, each cell once, group by group; a base that several parts ran is the first one's.
+
+    Raises
+    ------
+    ConfigError
+        The files are of different runs.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    facts: dict[str, Any] | None = None
+    for path in paths:
+        for row in read_results(path):
+            own = {name: row.get(name) for name in FACTS}
+            facts = facts or own
+            other = [f"{name} {own[name]!r} instead of {facts[name]!r}" for name in FACTS if own[name] != facts[name]]
+            if other:
+                message = f"{path} is of another run than {paths[0]} ({'; '.join(other)}); show them apart"
+                raise ConfigError(message)
+            found.setdefault(json.dumps(row["cell"], sort_keys=True), row)
+    return list(found.values())
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A run as one object: what all cells share, and every cell without its raw answers."""
+    left = {"raw", *FACTS}
+    cells = [{"name": name_of(row["cell"])} | {k: v for k, v in row.items() if k not in left} for row in rows]
+    return {**{name: rows[0].get(name) for name in FACTS}, "cells": cells}
 
 
 def name_of(cell: Mapping[str, Any]) -> str:
@@ -84,7 +120,7 @@ def text(rows: Sequence[Mapping[str, Any]]) -> str:
     """All groups and tasks; a cell stands in every group that it belongs to."""
     first = rows[0]
     parts = [
-        f"{first['model']} on {first['device']} ({first['dtype']}), batch {first['batch']}, plan {first['plan']}",
+        f"{first['model']} on {first['device_name']} ({first['dtype']}), batch {first['batch']}, plan {first['plan']}",
         "base: confidence + fixed 32 + none, same samples. accuracy: one-sided sign test over samples, p < .05, "
         "so about one cell in twenty by chance; NFE and tok/s: worse at all. late, premature: before the answer's EOS.",
     ]
