@@ -1,4 +1,10 @@
-"""Attention of a step by the executor's kernel over (requests, prefix), and torch's own beside it."""
+"""Attention of a step by the executor's kernel over (requests, prefix), and torch's own beside it.
+
+A step reads each layer's KV once, from a pool that fills device memory. So the layers of a pass lie apart here as well:
+the same few megabytes again would come from the second-level cache, and the same few gigabytes are translated faster
+than a whole pool. What the kernel's products take where reading does not hide them is measured on a draft step: two
+blocks of a row share what is read.
+"""
 
 import torch
 from torch.nn import functional
@@ -6,11 +12,14 @@ from torch.nn import functional
 from calibration.bench import Bench, Part, Value, row_of, widest
 from calibration.gpu.graphs import timed
 from calibration.parts.attention import joined
-from calibration.timing import Work
+from calibration.parts.gemm import peak_flops
+from calibration.timing import Timing, Work
 from herald_pipeline.units import GB
 
 SELECTED = 0.05
 """Budget of HERALD's selections: the lengths of sparse layers follow from it."""
+_POOL_BYTES = 48e9
+"""KV that a pass may lie in: more than the device translates addresses of without looking them up."""
 
 
 def sizes(bench: Bench) -> tuple[tuple[int, int], ...]:
@@ -33,16 +42,23 @@ def measure(bench: Bench, part: Part, rate: float) -> None:
     shape, block = bench.shape, bench.block_length
     points = sizes(bench)
     entry = 2 * shape.num_kv_heads * shape.head_dim * bench.dtype.itemsize
-    kernel, torchs = _works(bench, points)
-    timings = timed(bench, kernel)
+    pool = _Pool(bench, points)
+    count = {point: pool.layers(*point) for point in points}
+    draft = max(points, key=lambda point: (point[0], -point[1]))
+    cases = {f"{rows}x{length}": pool.work(rows, length) for rows, length in points}
+    timings = timed(bench, {**cases, "draft": pool.work(*draft, lanes=2)})
     read = {}
     for rows, length in points:
         num_bytes = float(rows * (length + block) * entry)
         timing = timings[f"{rows}x{length}"]
-        read[num_bytes] = min(1.0, num_bytes / timing.seconds / GB / rate)
-        columns = {"rows": rows, "prefix": length, "bytes": num_bytes}
-        part.rows.append(row_of(timing, case="kernel", **columns, gb_s=round(num_bytes / timing.seconds / GB, 2)))
-    for name, timing in bench.time(torchs).items():
+        gb_s = num_bytes * count[rows, length] / timing.seconds / GB
+        read[num_bytes] = min(1.0, gb_s / rate)
+        columns = {"rows": rows, "prefix": length, "bytes": num_bytes, "layers": count[rows, length]}
+        part.rows.append(row_of(timing, case="kernel", **columns, gb_s=round(gb_s, 2)))
+    compared = {max(points, key=lambda point: point[0] * point[1]), draft}
+    for name, timing in bench.time(
+        {f"{rows}x{length}": pool.torchs(rows, length) for rows, length in compared}
+    ).items():
         rows, length = (int(text) for text in name.split("x"))
         num_bytes = float(rows * length * entry)
         columns = {"rows": rows, "prefix": length, "bytes": num_bytes}
@@ -51,42 +67,80 @@ def measure(bench: Bench, part: Part, rate: float) -> None:
     at, share = joined(read)
     note = f"the executor's kernel, {block} queries x {shape.group_size} heads a KV head, {bench.dtype}"
     part.values.append(Value("engine.attention_efficiency", "share", share, at, "B", widest(timings.values()), note))
+    part.values.append(_computing(bench, part, draft, count[draft], timings["draft"]))
 
 
-def _works(bench: Bench, points: tuple[tuple[int, int], ...]) -> tuple[dict[str, Work], dict[str, Work]]:
-    """Cases of our kernel at every point, and of torch's at the largest sparse and full ones.
-
-    All read the same two tensors, of which each takes what it needs: together they would not fit.
-    """
-    from herald_exec.cuda.forward import launch_shape
-    from herald_exec.cuda.kernels.attention import attend_lanes
-
+def _computing(bench: Bench, part: Part, draft: tuple[int, int], layers: int, timing: Timing) -> Value:
+    """Share of the peak rate that the kernel's products reach, where two blocks of a row share what is read."""
     shape, block = bench.shape, bench.block_length
-    kv, dim = shape.num_kv_heads, shape.head_dim
-    size = max(rows * (length + block) for rows, length in points) * kv * dim
-    keys, values = (torch.empty(size, device=bench.device, dtype=bench.dtype).normal_() for _ in "kv")
-    most = max(rows for rows, _ in points)
-    q = bench.random(most, kv, block * shape.group_size, dim)
-    own = tuple(bench.random(most, kv, block, dim) for _ in "kv")
-    index = torch.arange(most, device=bench.device, dtype=torch.int32)
-    kernel: dict[str, Work] = {}
-    torchs: dict[str, Work] = {}
-    compared = {max(points, key=lambda p: p[0] * p[1]), max(points, key=lambda p: (p[0], -p[1]))}
-    for rows, length in points:
-        dims = (rows, kv, length + block, dim)
-        k, v = (part[: rows * kv * (length + block) * dim].view(dims) for part in (keys, values))
-        lengths = torch.full((rows,), length, device=bench.device, dtype=torch.int32)
-        given = (q[:rows], k, v, (own[0][:rows], own[1][:rows]), index[:rows], lengths)
-        shaped = launch_shape(rows * kv, length + block)
-        kernel[f"{rows}x{length}"] = lambda g=given, s=shaped: attend_lanes(*g, **s)  # type: ignore[misc]
-        if (rows, length) in compared:
-            parts = (q[:rows], k[:, :, :length], v[:, :, :length])
-            torchs[f"{rows}x{length}"] = lambda p=parts: functional.scaled_dot_product_attention(*p)  # type: ignore[misc]
-    return kernel, torchs
+    rows, length = draft
+    flops = 4.0 * 2 * rows * block * (length + block) * shape.num_heads * shape.head_dim * layers
+    part.rows.append(row_of(timing, case="kernel, two blocks a row", rows=rows, prefix=length, layers=layers))
+    share = min(1.0, flops / timing.seconds / peak_flops(bench))
+    note = f"two blocks of each of {rows} requests at {length} entries, as in a draft step"
+    return Value("engine.attention_flops_efficiency", "share", share, spread=round(timing.spread, 4), note=note)
+
+
+class _Pool:
+    """KV of a whole pass: its layers lie as far apart as memory allows, and overlap only where they are too large."""
+
+    def __init__(self, bench: Bench, points: tuple[tuple[int, int], ...]) -> None:
+        shape, block = bench.shape, bench.block_length
+        self._bench, self._most = bench, max(rows for rows, _ in points)
+        self._entry = shape.num_kv_heads * shape.head_dim
+        largest = max(rows * (length + block) for rows, length in points) * self._entry
+        room = min(_POOL_BYTES, _free_bytes(bench) / 2) if bench.on_cuda else 0.0
+        self._size = max(largest, int(room / 2 / bench.dtype.itemsize))
+        self._parts = tuple(torch.empty(self._size, device=bench.device, dtype=bench.dtype).normal_() for _ in "kv")
+        dims = (2 * self._most, shape.num_kv_heads)
+        self._q = bench.random(*dims, block * shape.group_size, shape.head_dim)
+        self._own = tuple(bench.random(*dims, block, shape.head_dim) for _ in "kv")
+        self._index = torch.arange(self._most, device=bench.device, dtype=torch.int32)
+
+    def layers(self, rows: int, length: int) -> int:
+        """Layers that a pass reads: those of the model, or as many as do not overlap."""
+        needed = rows * (length + self._bench.block_length) * self._entry
+        return max(1, min(self._bench.shape.num_layers, self._size // needed))
+
+    def _layer(self, rows: int, length: int, layer: int) -> list[torch.Tensor]:
+        dims = (rows, self._bench.shape.num_kv_heads, length + self._bench.block_length, self._bench.shape.head_dim)
+        needed = dims[0] * dims[1] * dims[2] * dims[3]
+        # Places of a pass are multiples of 64 elements: what the kernel loads at once begins where it may.
+        begin = layer * (self._size // self.layers(rows, length) // 64) * 64
+        return [part[begin : begin + needed].view(dims) for part in self._parts]
+
+    def work(self, rows: int, length: int, lanes: int = 1) -> Work:
+        """A pass of our kernel; with two ``lanes`` a row, the block and its draft, side by side."""
+        from herald_exec.cuda.forward import launch_shape
+        from herald_exec.cuda.kernels.attention import attend_lanes
+
+        count = lanes * rows
+        index = self._index[:rows].repeat(lanes)
+        lengths = torch.full((count,), length, device=self._bench.device, dtype=torch.int32)
+        queries, own = self._q[:count], (self._own[0][:count], self._own[1][:count])
+        shaped = launch_shape(count * self._bench.shape.num_kv_heads, length + self._bench.block_length)
+        passes = [self._layer(rows, length, layer) for layer in range(self.layers(rows, length))]
+
+        def run() -> None:
+            for keys, values in passes:
+                attend_lanes(queries, keys, values, own, index, lengths, paired=lanes > 1, **shaped)
+
+        return run
+
+    def torchs(self, rows: int, length: int) -> Work:
+        """Torch's own kernel over one layer's prefix."""
+        keys, values = (part[:, :, :length] for part in self._layer(rows, length, 0))
+        queries = self._q[:rows]
+        return lambda: functional.scaled_dot_product_attention(queries, keys, values)
+
+
+def _free_bytes(bench: Bench) -> float:
+    free, _ = torch.cuda.mem_get_info(bench.device)
+    return float(free)
 
 
 def seconds(bench: Bench, rows: int, length: int) -> float:
     """Seconds of one layer's attention of ``rows`` requests to ``length`` entries."""
-    kernel, _ = _works(bench, ((rows, length),))
-    (timing,) = timed(bench, kernel).values()
-    return timing.seconds
+    pool = _Pool(bench, ((rows, length),))
+    (timing,) = timed(bench, {"": pool.work(rows, length)}).values()
+    return timing.seconds / pool.layers(rows, length)
