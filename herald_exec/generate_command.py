@@ -106,6 +106,10 @@ def generate_command(
     from herald_exec.checkpoints.tokenizer import load_tokenizer
     from herald_exec.generate import decode_settings, generate, summary
 
+    blank = [number for number, text in enumerate(prompt or (), start=1) if not text.strip()]
+    if blank:
+        message = f"prompt {blank[0]} is blank: there is nothing to answer; put text between the quotes"
+        raise ConfigError(message)
     asked = [Prompt(text=text) for text in prompt or []] + (read_prompts(prompts) if prompts is not None else [])
     if not asked:
         message = "no prompt: give one as an argument, or a file with --prompts"

@@ -37,8 +37,17 @@ def read_prompts(path: Path) -> list[Prompt]:
     Raises
     ------
     ConfigError
-        The file cannot be read, or lines are no such objects (all of them are named).
+        The file cannot be read, holds nothing, or lines are no such objects (all of them are named).
     """
+    found = _read(path)
+    if not any(prompt.messages or (prompt.text or "").strip() for prompt in found):
+        where = "standard input" if str(path) == "-" else f"prompt file {path}"
+        message = f"{where} holds no prompt: there is nothing to answer; put at least one into it"
+        raise ConfigError(message)
+    return found
+
+
+def _read(path: Path) -> list[Prompt]:
     if str(path) == "-":
         return [Prompt(text=sys.stdin.read().rstrip("\n"))]
     try:
@@ -71,7 +80,7 @@ def _prompt_of_line(line: str) -> Prompt | str:
         return "must be an object with 'prompt' or 'messages'"
     text, messages = content.get("prompt"), content.get("messages")
     if isinstance(text, str):
-        return Prompt(text=text)
+        return Prompt(text=text) if text.strip() else "its prompt is blank: there is nothing to answer"
     if isinstance(messages, list) and messages and all(_is_message(message) for message in messages):
         return Prompt(messages=tuple(messages))
     return "needs 'prompt' (text) or 'messages' (a list of objects with role and content)"

@@ -207,3 +207,20 @@ def test_help_does_not_import_torch():
     modules = "herald_exec.generate_command, herald_exec.evaluation.harness_command"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("name", "content"), [("p.txt", ""), ("p.txt", "\n \n"), ("p.jsonl", ""), ("p.jsonl", "\n\n")])
+def test_a_prompt_file_without_a_prompt_is_refused_before_the_model_is_looked_for(tmp_path, invoke, name, content):
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=f"prompt file .*{name} holds no prompt: there is nothing to answer"):
+        invoke("--model", tmp_path / "nowhere", "--prompts", path)
+
+
+def test_a_blank_prompt_is_refused(tmp_path, invoke):
+    with pytest.raises(ConfigError, match="prompt 2 is blank"):
+        invoke("--model", tmp_path / "nowhere", "Hello", " ")
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "a"}\n{"prompt": ""}\n')
+    with pytest.raises(ConfigError, match=r"p\.jsonl:2: its prompt is blank"):
+        read_prompts(path)
