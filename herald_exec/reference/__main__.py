@@ -185,6 +185,19 @@ def table_(
     print(accuracy_table(read_cells(model or SHIPPED)))
 
 
+@app.command("compare")
+def compare_(
+    first: Annotated[Path, typer.Argument(help="Folder of a training run.")],
+    second: Annotated[Path, typer.Argument(help="Folder of another, for example of the same seed.")],
+) -> None:
+    """Whether two trainings are equally accurate: every cell's difference with its 95% interval, one JSON object."""
+    from herald_exec.reference.card import compare_runs, read_cells
+
+    cells = compare_runs(read_cells(first), read_cells(second))
+    counts = {name: sum(cell[name] for cell in cells) for name in ("alike", "within")}
+    print(json.dumps({"cells": len(cells), **counts, "rows": cells}))
+
+
 def main() -> None:
     """Run the command; a user's mistake is a message and exit code 1 or 2, never a traceback."""
     try:

@@ -1,6 +1,7 @@
-"""The model card's table of accuracy, from the evaluation that a training run left beside its weights."""
+"""The model card's table of accuracy from the evaluation that a training run left; and two runs compared."""
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -42,3 +43,36 @@ def accuracy_table(cells: Sequence[dict[str, Any]]) -> str:
         at = by_place.get((task, T_CONTEXT))
         lines.append(line + ("  |" if at is None else f" {at['steps_per_block']:.1f} |"))
     return "\n".join(lines)
+
+
+def compare_runs(first: Sequence[dict[str, Any]], second: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Cells that two trainings share: exact match of both, and the 95% interval of their difference.
+
+    Newcombe's interval, from the two Wilson intervals, as if each run had drawn its own samples; ``alike`` where it
+    holds 0. ``within`` where each value lies in the other's interval, which two equal models miss more often: in about
+    a sixth of all cells.
+    """
+    others = {(cell["task"], cell["context"]): cell for cell in second}
+    found = []
+    for cell in first:
+        other = others.get((cell["task"], cell["context"]))
+        if other is None:
+            continue
+        a, b = cell["exact"], other["exact"]
+        gap = b["value"] - a["value"]
+        low = gap - math.hypot(b["value"] - b["low"], a["high"] - a["value"])
+        high = gap + math.hypot(b["high"] - b["value"], a["value"] - a["low"])
+        found.append(
+            {
+                "task": cell["task"],
+                "context": cell["context"],
+                "values": [a["value"], b["value"]],
+                "difference": {"value": gap, "low": low, "high": high},
+                "alike": low <= 0 <= high,
+                "within": a["low"] <= b["value"] <= a["high"] and b["low"] <= a["value"] <= b["high"],
+            }
+        )
+    if not found:
+        message = "these two evaluations share no task and context"
+        raise ConfigError(message)
+    return found

@@ -3,7 +3,8 @@
 import pytest
 
 from herald_exec.reference import SHIPPED
-from herald_exec.reference.card import accuracy_table, read_cells
+from herald_exec.reference.card import accuracy_table, compare_runs, read_cells
+from herald_exec.reference.scoring import wilson_interval
 from herald_pipeline.errors import ConfigError
 
 
@@ -31,3 +32,28 @@ def test_an_evaluation_without_cells_is_refused(tmp_path, content, words):
 def test_a_folder_without_an_evaluation_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"evaluation\.json"):
         read_cells(tmp_path)
+
+
+def made(right, task="kv", context=4096, trials=128):
+    return {"task": task, "context": context, "exact": wilson_interval(right, trials)._asdict()}
+
+
+def test_two_equal_runs_are_alike_and_two_far_apart_are_not():
+    same, apart = compare_runs([made(120), made(98, "hop")], [made(120), made(114, "hop")])
+    assert (same["alike"], same["within"], same["difference"]["value"]) == (True, True, 0.0)
+    assert not apart["alike"]
+    assert apart["difference"]["value"] == pytest.approx(0.125)
+
+
+def test_the_interval_of_a_difference_is_newcombes():
+    """56 of 70 against 48 of 80: 0.2, 0.0524 to 0.3339 (Newcombe 1998, method 10)."""
+    (found,) = compare_runs([made(48, trials=80)], [made(56, trials=70)])
+    assert found["difference"]["value"] == pytest.approx(0.2)
+    assert found["difference"]["low"] == pytest.approx(0.0524, abs=5e-4)
+    assert found["difference"]["high"] == pytest.approx(0.3339, abs=5e-4)
+
+
+def test_only_shared_cells_are_compared():
+    assert len(compare_runs([made(1), made(1, "hop")], [made(2, "hop"), made(2, "log")])) == 1
+    with pytest.raises(ConfigError, match="share no task"):
+        compare_runs([made(1)], [made(1, "hop")])
