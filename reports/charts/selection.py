@@ -12,9 +12,11 @@ import pandas as pd
 from herald_pipeline.errors import ConfigError
 from reports.theme import METHOD_COLORS, WIDTH, finished, scale
 
+CONTROLS = ("random", "recency")
+
 
 def study_frames(summary: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
-    """``accuracy``, ``cost`` and ``steps`` of a study's summary; :class:`ConfigError` when it is none."""
+    """``accuracy``, ``cost``, ``loss`` and ``steps`` of a study's summary; :class:`ConfigError` when it is none."""
     missing = [name for name in ("table", "front", "steps") if name not in summary]
     if missing:
         message = (
@@ -38,12 +40,18 @@ def study_frames(summary: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
         }
         for row in summary["front"]
     ]
+    loss = [
+        {"rule": row["rule"], "budget": row["budget"], **row["minus_dense"]}
+        for row in summary["table"]
+        if row.get("minus_dense") and row["rule"] not in CONTROLS
+    ]
     steps = [
         {"rule": row["rule"], "budget": row["budget"], "steps": int(taken), "blocks": blocks}
         for row in summary["steps"]
         for taken, blocks in row["histogram"].items()
     ]
-    return {"accuracy": pd.DataFrame(accuracy), "cost": pd.DataFrame(cost), "steps": pd.DataFrame(steps)}
+    found = {"accuracy": accuracy, "cost": cost, "loss": loss, "steps": steps}
+    return {name: pd.DataFrame(rows) for name, rows in found.items()}
 
 
 _OTHERS = ("#4e79a7", "#f28e2b", "#59a14f", "#b07aa1", "#9c755f", "#76b7b2", "#ff9da7", "#8cd17d", "#d4a6c8", "#86bcb6")
@@ -85,6 +93,22 @@ def accuracy_by_budget(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
     words = "; ".join(f"{row['task']}: {row['rule']} at {row['budget']:.1%} {row['value']:.0%}" for row in best)
     facet = chart.facet(facet=alt.Facet("task:N", title=None), columns=2)
     return finished(facet, title, subtitle, f"{title}. Highest of each task: {words}.")
+
+
+def loss_by_budget(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
+    """Rows ``rule, budget, value, low, high``: paired difference from Dense over all tasks, with its 95% interval."""
+    rules = list(dict.fromkeys(frame["rule"]))
+    axis = alt.Axis(format=".3~%", values=sorted(set(frame["budget"])))
+    x = alt.X("budget:Q", scale=alt.Scale(type="log"), axis=axis, title="budget (share of the prefix)")
+    base = alt.Chart(frame).encode(color=alt.Color("rule:N", title="rule", scale=scale(_colors(rules), rules)))
+    y = alt.Y("value:Q", axis=alt.Axis(format="+%"), title="exact match minus Dense's")
+    tips = [alt.Tooltip("rule:N"), *(alt.Tooltip(f"{n}:Q", format="+.1%") for n in ("budget", "value", "low", "high"))]
+    line = base.mark_line(point=True).encode(x=x, y=y, tooltip=tips)
+    near = alt.Chart(pd.DataFrame({"near": [-0.01]})).mark_rule(strokeDash=[5, 4]).encode(y="near:Q")
+    chart = alt.layer(_interval(base, x), line, near).properties(width=WIDTH * 2 // 3, height=320)
+    best = frame.sort_values("value").groupby("rule").tail(1).to_dict("records")
+    words = "; ".join(f"{row['rule']} at {row['budget']:.1%} {100 * row['value']:+.1f} points" for row in best)
+    return finished(chart, title, subtitle, f"{title}. Best of each rule: {words}.")
 
 
 def cost_front(frame: pd.DataFrame, title: str, subtitle: str) -> Any:

@@ -116,9 +116,14 @@ def test_a_recall_summary_that_lacks_something_is_refused(recall_summary):
 
 
 def test_the_page_tells_a_significant_loss_and_an_end_beyond_what_was_measured(tmp_path, recall_summary):
-    worse = entry("random", 0.05, 0.2, 0.0) | {"samples": 24, "steps_per_block": 9.0}
+    worse = entry("random", 0.05, 0.2, 0.0) | {"samples": 24, "steps_per_block": 9.0, "partial": 0.31}
     worse["minus_dense"] = {"value": -0.7, "low": -0.9, "high": -0.5}
-    dense = entry("dense", 1.0, 0.9, 0.0) | {"samples": 24, "steps_per_block": 6.0, "minus_dense": None}
+    dense = entry("dense", 1.0, 0.9, 0.0) | {
+        "samples": 24,
+        "steps_per_block": 6.0,
+        "minus_dense": None,
+        "partial": 0.95,
+    }
     steps = [{"rule": "random", "budget": 0.05, "histogram": {"3": 5}}]
     study, recall = tmp_path / "study.json", tmp_path / "recall.json"
     study.write_text(json.dumps({"table": [dense, worse], "front": [], "steps": steps}))
@@ -128,10 +133,29 @@ def test_the_page_tells_a_significant_loss_and_an_end_beyond_what_was_measured(t
     assert accuracy is not None
     assert accuracy.rows[1][3].text == "-70.0 (-90.0 to -50.0)"
     assert accuracy.rows[1][3].kind == "number bad"
+    assert accuracy.rows[1][4].text == "31.0"
     factors = sections[-2].table
     assert factors is not None
-    assert factors.rows[0][2].text == "1.9 (1.5 to beyond)"
+    assert [cell.text for cell in factors.rows[0]][2:] == ["1.90 (1.50 to beyond)", "1.75"]
     assert "accuracy" in render(title, "", sections)
+
+
+def test_the_page_names_the_smallest_budget_near_dense_and_that_none_was(tmp_path):
+    gap = {"value": -0.005, "low": -0.02, "high": 0.01}
+    herald = entry("herald", 0.2, 0.94, 2e6) | {"samples": 24, "steps_per_block": 9.0, "partial": 0.97}
+    random = herald | {"rule": "random", "minus_dense": gap | {"value": -0.9}}
+    dense = entry("dense", 1.0, 0.95, 0.0) | {"samples": 24, "steps_per_block": 6.0, "partial": 0.98}
+    needed = [{"tasks": "all", "rule": "herald", "largest": 0.4, "budget": 0.2, "surely": None}]
+    summary = {"table": [dense | {"minus_dense": None}, herald | {"minus_dense": gap}, random], "front": []}
+    summary |= {"needed": needed, "steps": [{"rule": "herald", "budget": 0.2, "histogram": {"3": 5}}]}
+    path = tmp_path / "study.json"
+    path.write_text(json.dumps(summary))
+    _, _, sections = build(path, None)
+    assert sections[1].table is not None
+    assert [cell.text for cell in sections[1].table.rows[0]] == ["all", "herald", "20.0%", "above 40.0%"]
+    spec = json.loads(json.dumps(sections[1].chart.to_dict(), allow_nan=False))
+    assert "herald at 20.0% -0.5 points" in spec["description"]
+    assert "random" not in spec["description"]
 
 
 def test_a_page_of_nothing_is_refused():
