@@ -3,6 +3,7 @@
     python -m reports build --runs runs --hardware runs/profile.toml --out report.html
     python -m reports build --exhibits --kernels benchmarks/results/kernels_emr-16vcpu_32768.json --out exhibits.html
     python -m reports build --study study.json --recall recall.json --out selection.html
+    python -m reports build --decoding decoding.json --out decoding.html
     python -m reports serve --pages out/demo
 
 The page needs no network: the vega bundle is inside, once.
@@ -47,6 +48,10 @@ def build(
     recall: Annotated[
         Path | None, typer.Option("--recall", help="JSON of python -m herald_exec.evaluation recall --summary FILE.")
     ] = None,
+    decoding: Annotated[
+        Path | None,
+        typer.Option("--decoding", help="JSON of python -m herald_exec.evaluation decoding-show FILES --json."),
+    ] = None,
     kernels: Annotated[
         Path | None,
         typer.Option("--kernels", help="With --exhibits: JSON of bench_kernels.py; Fig. 6 and 8 as measured."),
@@ -63,12 +68,12 @@ def build(
     ] = None,
     png: Annotated[Path | None, typer.Option("--png", help="Folder for the charts as PNG.")] = None,
 ) -> None:
-    """Write one HTML page: of runs (--runs), the papers' exhibits (--exhibits), or selection (--study, --recall)."""
+    """Write one HTML page: runs (--runs), exhibits (--exhibits), selection (--study, --recall), or --decoding."""
     from reports.page import render
 
     selection = study is not None or recall is not None
-    if exhibits + (runs is not None) + selection > 1:
-        message = "--exhibits, --runs and --study or --recall are separate pages: give one of them"
+    if exhibits + (runs is not None) + selection + (decoding is not None) > 1:
+        message = "--exhibits, --runs, --decoding and --study or --recall are separate pages: give one of them"
         raise ConfigError(message)
     if kernels is not None and not exhibits:
         message = "--kernels adds measured kernels to the papers' exhibits: give --exhibits too"
@@ -79,6 +84,10 @@ def build(
         from reports.selection import build as build_selection
 
         title, lead, sections = build_selection(study, recall)
+    elif decoding is not None:
+        from reports.decoding import build as build_decoding
+
+        title, lead, sections = build_decoding(decoding)
     elif exhibits:
         title, lead, sections = _exhibits(hardware, kernels)
     else:
