@@ -1,5 +1,6 @@
 """DSB's half of the evaluation: the plan, its figures, and going on from a file."""
 
+import gzip
 import json
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from herald_exec.evaluation import decoding_grid
 from herald_exec.evaluation.__main__ import app
 from herald_exec.evaluation.decoding_grid import compare, draw_task, mean_interval, newline_tokens, run_plan
 from herald_exec.evaluation.decoding_plan import PLAN, REDUCED, Cell, Plan, check_plan
-from herald_exec.evaluation.decoding_report import read_results, text
+from herald_exec.evaluation.decoding_report import read_parts, read_results, summary, text
 from herald_exec.models import random_model
 from herald_exec.reference import open_reference, read_shipped_material
 from herald_pipeline.errors import ConfigError
@@ -193,3 +194,46 @@ def test_a_file_without_results_is_refused(tmp_path):
     path.write_text(json.dumps({"a": 1}))
     with pytest.raises(ConfigError, match="holds no results"):
         read_results(path)
+
+
+def test_parts_of_a_plan_share_its_work_and_each_holds_what_it_compares_with():
+    whole = [cell for cell, _ in PLAN.cells()]
+    assert [cell for cell, _ in PLAN.part(1, 1)] == whole
+    parts = [[cell for cell, _ in PLAN.part(number, 3)] for number in (1, 2, 3)]
+    assert set().union(*parts) == set(whole)
+    for part in parts:
+        assert part == [cell for cell in whole if cell in set(part)]
+        assert all(cell.base in part for cell in part)
+    loads = [sum(cell.work(PLAN.prompt_tokens) for cell in part) for part in parts]
+    assert max(loads) < 1.1 * min(loads)
+
+
+def test_what_the_articles_tables_show_comes_before_what_is_ours():
+    groups = [groups for cell, groups in PLAN.cells() if cell.decoder == "entropy"]
+    cells = [cell for cell, _ in PLAN.cells()]
+    assert groups
+    assert all(cell.decoder == "entropy" for cell in cells[-len(groups) :])
+
+
+def test_parts_are_read_as_one_run_compressed_or_not(finished, model, material, tmp_path):
+    rows, _ = finished
+    paths = [tmp_path / f"part-{number}.jsonl" for number in (1, 2)]
+    for number, path in enumerate(paths, start=1):
+        list(run_plan(model, material, TINY, batch=1, part=(number, 2), out=path))
+    packed = paths[1].with_suffix(".jsonl.gz")
+    packed.write_bytes(gzip.compress(paths[1].read_bytes()))
+    together = read_parts([paths[0], packed])
+    assert {json.dumps(row["cell"]) for row in together} == {json.dumps(row["cell"]) for row in rows}
+    assert len(together) == len(rows)
+    found = summary(together)
+    assert found["weights"] == rows[0]["weights"]
+    assert len(found["cells"]) == len(rows)
+    assert not any("raw" in cell for cell in found["cells"])
+
+
+def test_parts_of_different_runs_are_refused(finished, tmp_path):
+    rows, path = finished
+    other = tmp_path / "other.jsonl"
+    other.write_text(json.dumps(rows[0] | {"batch": 7}) + "\n")
+    with pytest.raises(ConfigError, match=r"of another run than .*batch 7 instead of 1"):
+        read_parts([path, other])
