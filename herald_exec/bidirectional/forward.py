@@ -4,11 +4,13 @@ Sizes are read back from the device once a forward, all together (:func:`extent_
 queue.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from herald_exec.attention import attend
 from herald_exec.bidirectional.kv import VersionedKV
@@ -137,12 +139,22 @@ def forward_positions(
     rows, positions = places.rows, places.positions
     hidden = model.embed(tokens[rows, positions])
     rotary = model.rotary(positions)
-    for layer in range(model.shape.num_layers):
-        q, k, v = model.project(layer, hidden, rotary)
-        kv.write(layer, rows, positions, k, v, round_number)
-        seen = [_attend_group(q, kv, layer, group, lengths) for group in places.groups]
-        hidden = model.finish(layer, hidden, _join(q, places.groups, seen))
+    with _kernels(hidden.device):
+        for layer in range(model.shape.num_layers):
+            q, k, v = model.project(layer, hidden, rotary)
+            kv.write(layer, rows, positions, k, v, round_number)
+            seen = [_attend_group(q, kv, layer, group, lengths) for group in places.groups]
+            hidden = model.finish(layer, hidden, _join(q, places.groups, seen))
     return hidden
+
+
+def _kernels(device: torch.device) -> AbstractContextManager[None]:
+    """On a GPU, attention without cuDNN: it prepares a plan for each new shape, and here every round has another."""
+    if device.type != "cuda":
+        return nullcontext()
+    chosen = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    kernels: AbstractContextManager[None] = sdpa_kernel(chosen)
+    return kernels
 
 
 def _attend_group(q: Tensor, kv: VersionedKV, layer: int, group: Group, lengths: Tensor | None) -> Tensor:
