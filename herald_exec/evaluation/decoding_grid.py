@@ -220,7 +220,10 @@ def read_done(path: Path, facts: Mapping[str, Any]) -> dict[Cell, dict[str, Any]
 
 def device_name(device: torch.device) -> str:
     """The GPU's name, or the CPU's threads."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"CPU, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def run_plan(

@@ -80,7 +80,12 @@ def accuracy_by_speed(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
     """Rows of :func:`cells_frame` with a speed: a panel a task and decoder, caches by shape, schedulers by colour."""
     schedulers = [name for name in SCHEDULER_COLORS if name in set(frame["scheduler"])]
     caches = [name for name in CACHES if name in set(frame["cache"])]
-    x = alt.X("tok_s:Q", scale=alt.Scale(type="log", nice=False, padding=20), title="tokens/s (log scale)")
+    x = alt.X(
+        "tok_s:Q",
+        scale=alt.Scale(type="log", nice=False, padding=20),
+        axis=alt.Axis(format=",.3~r"),
+        title="tokens/s (log scale)",
+    )
     base = alt.Chart(frame).encode(
         color=alt.Color("scheduler:N", scale=scale(SCHEDULER_COLORS, schedulers)),
     )

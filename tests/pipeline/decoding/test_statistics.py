@@ -1,10 +1,12 @@
 """Statistics against counts made by hand."""
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 
 from herald_pipeline.decoding.policy import make_policy
-from herald_pipeline.decoding.statistics import first_eos, record_round, summarise
+from herald_pipeline.decoding.statistics import RoundRecord, first_eos, record_round, summarise, summarise_each
 
 
 def run(array, policy, prompt, response, rounds):
@@ -126,3 +128,26 @@ def test_the_first_eos_counts_in_the_response_only(array):
     tokens = array([[9, 9, 1, 9, 8], [9, 1, 1, 1, 1], [1, 1, 1, 9, 9]])
     # Row 0: EOS of the prompt does not count. Row 1: none: its end. Row 2: its end is 3; what follows is padding.
     assert np.asarray(first_eos(tokens, state, (8, 9))).tolist() == [3, 5, 3]
+
+
+def test_rows_summed_up_together_equal_each_row_alone(array):
+    # Both rows commit two of four tokens first; the second then takes one round, the first two.
+    policy = make_policy("confidence", "fixed", "dual", scheduler_params={"block": 4})
+    first = [([3, 4], [0.95] * 7), ([5], [0.5] * 7), ([6], [0.95] * 7)]
+    second = [([3, 5], [0.5] * 7), ([4, 6], [0.95] * 7), ([], [0.95] * 7)]
+    alone = [run(array, policy, 3, 4, rounds)[0] for rounds in (first, second)]
+
+    def joined(pair):
+        values = {part.name: [getattr(record, part.name) for record in pair] for part in fields(RoundRecord)}
+        return RoundRecord(**{name: np.concatenate([np.asarray(v) for v in both]) for name, both in values.items()})
+
+    each = summarise_each(
+        [joined(pair) for pair in zip(*alone, strict=True)], eos_position=np.array([5, 7]), prompt=np.array([3, 3])
+    )
+    rounds = (3, 2)
+    expected = [
+        summarise(records[:number], eos_position=np.array([eos]), prompt=np.array([3]))
+        for records, number, eos in zip(alone, rounds, (5, 7), strict=True)
+    ]
+    assert each == expected
+    assert [row["nfe"] for row in each] == list(rounds)
