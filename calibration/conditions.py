@@ -15,9 +15,11 @@ import numpy as np
 
 from herald_pipeline.errors import ConfigError, ProfileError, did_you_mean
 from herald_pipeline.hardware import Curve, Number, Profile, Quantity
+from herald_pipeline.settings import GATHERS
 
-NAMES = ("link", "threads", "keys", "exact", "hbm")
-"""GB/s of each direction; threads of the CPU kernels; ``only`` or ``int8``; ``gpu``; GB (what fits, not how fast)."""
+NAMES = ("link", "threads", "keys", "exact", "gather", "hbm")
+"""GB/s of each direction; threads of the CPU kernels; ``only`` or ``int8``; ``gpu``; ``fused`` or ``gpu``; GB (what fits,
+not how fast)."""
 _KEYS = {"only": "key-only", "key-only": "key-only", "int8": "int8"}
 Conditions = tuple[tuple[str, float | int | str], ...]
 
@@ -33,7 +35,7 @@ def check(conditions: Conditions) -> None:
     for name, value in conditions:
         if name not in NAMES:
             raise ConfigError(f"condition {name!r} is not known{did_you_mean(name, NAMES)}")
-        expected = {"keys": tuple(_KEYS), "exact": ("cpu", "gpu")}.get(name)
+        expected = {"keys": tuple(_KEYS), "exact": ("cpu", "gpu"), "gather": GATHERS}.get(name)
         if expected is not None and value not in expected:
             raise ConfigError(f"condition {name} must be {expected!r}, got {value!r}")
 
@@ -42,6 +44,8 @@ def settings(conditions: Conditions) -> dict[str, Any]:
     """Settings of the description that they change."""
     given = dict(conditions)
     changes = {"exact_layers_on": str(given["exact"])} if "exact" in given else {}
+    if "gather" in given:
+        changes["gather"] = str(given["gather"])
     if "keys" in given:
         changes["keys"] = _KEYS[str(given["keys"])]
     return changes

@@ -142,11 +142,14 @@ class HostKV:
         draft_length: int = 0,
         threads: int | None = None,
         keys: str = "full",
+        gathered: tuple[Tensor, Tensor] | None = None,
     ) -> Selection:
         """Attention of ``queries [R, x, heads, d]`` over the prefix, the draft and their ``own`` keys; and top-k.
 
+        ``gathered [R, kv, max k, d]`` takes the selected entries as :meth:`gather` would leave them.
         See :func:`herald_exec.kernels.select`.
         """
+        alike = gathered is not None and gathered[0].dtype is self.dtype
         self._check(layer, slots, lengths)
         extra = None
         if draft is not None:
@@ -168,7 +171,10 @@ class HostKV:
             keys8=self._keys8 if keys == "int8" else None,
             options=SelectOptions(key_only=keys == "key-only", candidates=INT8_CANDIDATES),
             threads=threads,
+            gathered=gathered if alike else None,
         )
+        if gathered is not None and not alike:
+            self.gather(layer, slots, found, *gathered, threads)
         if found.status.any():
             row = int(found.status.any(axis=1).argmax())
             raise RunError(f"layer {layer}, slot {slots[row]}: keys, values or queries are not finite")

@@ -160,7 +160,8 @@ def as_selection(picked: Sequence[Tensor]) -> Selection:
 @action("fetch_rows")
 def fetch_rows(session: Session, task: Task) -> None:
     """Picked entries, row by row, from host memory into the sparse pool."""
-    task.require(task.reads("full", Region.PREFIX) and task.reads("picked"), "fetching picked entries")
+    known = task.reads("picked") or task.reads("indices")
+    task.require(task.reads("full", Region.PREFIX) and known, "fetching picked entries")
     found, rows = session.pools.indices[task.layer], task.rows
     full = session.pools.hosts["full"]
     dims = (*found.indices.shape, full.pages.head_dim)

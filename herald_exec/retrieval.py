@@ -4,6 +4,8 @@ In HERALD the pass belongs to block n + 1 and runs beside block n's steps; its q
 *is* step 0 (MAGE on the CPU), its queries are the block itself.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -71,6 +73,7 @@ def select(session: Session, task: Task) -> None:
     keeps = "sparse" in pools.stores and pools.stores["sparse"].holds(layer)
     slots = [row.slot for row in lanes.rows]
     lengths = [row.prefix for row in lanes.rows]
+    into = _ring_place(session, task, [row.to_select for row in lanes.rows]) if keeps else None
     found = pools.hosts["full"].select(
         layer,
         slots,
@@ -82,6 +85,7 @@ def select(session: Session, task: Task) -> None:
         draft_length=session.block_length,
         threads=session.threads,
         keys=session.pipeline.settings.keys if keeps else "full",
+        gathered=into,
     )
     # Not by torch: its threads would spin for a while behind a copy of this size, beside the next kernels.
     np.copyto(exchange.output[:rows, :queries].numpy(), found.output)
@@ -90,6 +94,17 @@ def select(session: Session, task: Task) -> None:
     selected = sum(row.to_select for row in lanes.rows) if keeps else 0
     extra = rows * session.block_length if drafts else 0
     task.num_bytes += _scanned_bytes(session, sum(lengths), selected, extra, keeps)
+    if into is not None:
+        task.num_bytes += selected * (session.entry_bytes(host=True) + session.entry_bytes())
+
+
+def _ring_place(session: Session, task: Task, counts: Sequence[int]) -> KV | None:
+    """Where a selection leaves the entries that it gathers itself (``gather=fused``)."""
+    if session.pipeline.settings.gather != "fused":
+        return None
+    task.require(task.writes("gathered", buffer=Buffer.RING), "gathering the selected entries")
+    ring = session.pools.stores["gathered"]
+    return ring.flat(task.turn % ring.buffers, len(counts), max(counts))
 
 
 def _scanned_bytes(session: Session, prefix: int, selected: int, extra: int, keeps: bool) -> float:

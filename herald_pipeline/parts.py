@@ -132,6 +132,7 @@ class Parts(PoolParts):
         cpu_layers = self.sparse if on_gpu else self.layers
         last = self.layers[-1]
         keeping = frozenset(self.sparse)
+        fused = self.settings.gather == "fused"
         reads = [FULL_PREFIX, *self.keys8(Region.PREFIX), Access("query")]
         if draft:
             reads.append(Access("draft"))
@@ -143,7 +144,8 @@ class Parts(PoolParts):
             return once(forward.qkv(tokens(shape)), forward.down_queries(tokens(shape)))
 
         def select(shape: LaunchShape, layer: int | None) -> Work:
-            return once(forward.select(shape, queries, draft, keeps=layer in keeping))
+            found = forward.select(shape, queries, draft, keeps=layer in keeping)
+            return once(found, forward.gather(shape)) if fused and layer in keeping else once(found)
 
         def finish(shape: LaunchShape, layer: int | None) -> Work:
             n = tokens(shape)
@@ -154,26 +156,23 @@ class Parts(PoolParts):
             attention = forward.attention(n, shape.prefix_tokens, queries * shape.prefix_tokens)
             return once(forward.qkv(n), attention, forward.output(n), *forward.ffn(n, layer or 0))
 
-        stages = [
-            Stage("project", "project", stream, "gpu", project, cpu_layers, rows, writes=(Access("query"),)),
-            Stage(
-                "select",
-                "select",
-                stream,
-                "cpu",
-                select,
-                cpu_layers,
-                rows,
-                reads=tuple(reads),
-                writes=(Access("output"), Access("indices")),
-            ),
-            *self.transfer(buffer, rows),
-        ]
+        def scanning(name: str, layers: tuple[int, ...], *writes: Access) -> Stage:
+            written = (Access("output"), *writes)
+            return Stage(name, "select", stream, "cpu", select, layers, rows, reads=tuple(reads), writes=written)
+
+        stages = [Stage("project", "project", stream, "gpu", project, cpu_layers, rows, writes=(Access("query"),))]
+        if fused:
+            # Layers that select nothing take no place of the ring: they are a stage of their own.
+            only_attends = tuple(layer for layer in cpu_layers if layer not in keeping)
+            stages += [scanning("scan", only_attends)] if only_attends else []
+            ring = Access("gathered", buffer=Buffer.RING)
+            stages.append(scanning("select", self.sparse, Access("indices"), ring))
+        else:
+            stages.append(scanning("select", cpu_layers, Access("indices")))
         finished = tuple(layer for layer in cpu_layers if decides or layer != last)
         if finished:
-            stages.insert(
-                2, Stage("finish", "finish", stream, "gpu", finish, finished, rows, reads=(Access("output"),))
-            )
+            stages.append(Stage("finish", "finish", stream, "gpu", finish, finished, rows, reads=(Access("output"),)))
+        stages += self.transfer(buffer, rows)
         if on_gpu and self.exact:
             stages.insert(
                 0,
@@ -190,17 +189,33 @@ class Parts(PoolParts):
             )
         return Section(tuple(stages))
 
-    def transfer(self, buffer: Buffer, rows: Rows) -> tuple[Stage, Stage]:
-        """Gather of a layer's selected entries into the pinned ring, and their upload into the sparse pool."""
-        forward = self.forward
+    def transfer(self, buffer: Buffer, rows: Rows) -> tuple[Stage, ...]:
+        """Gather of a layer's selected entries into the pinned ring, and their upload into the sparse pool.
+
+        With ``gather=fused`` selection has filled the ring; with ``gpu`` there is none, and the device reads the rows.
+        """
+        forward, how = self.forward, self.settings.gather
 
         def gather(shape: LaunchShape, _: int | None) -> Work:
             return once(forward.gather(shape))
 
         def upload(shape: LaunchShape, _: int | None) -> Work:
-            return once(forward.up(shape.selected_tokens, Layout.CONTIGUOUS))
+            return once(forward.up(shape.selected_tokens, Layout.SCATTERED if how == "gpu" else Layout.CONTIGUOUS))
 
         ring = Access("gathered", buffer=Buffer.RING)
+        found = Stage(
+            "upload",
+            "fetch_rows" if how == "gpu" else "upload",
+            "h2d",
+            "h2d",
+            upload,
+            self.sparse,
+            rows,
+            reads=(FULL_PREFIX, Access("indices")) if how == "gpu" else (ring,),
+            writes=(Access("sparse", Region.SELECTED, buffer),),
+        )
+        if how != "cpu":
+            return (found,)
         return (
             Stage(
                 "gather",
@@ -213,18 +228,12 @@ class Parts(PoolParts):
                 reads=(FULL_PREFIX, Access("indices")),
                 writes=(ring,),
             ),
-            Stage(
-                "upload",
-                "upload",
-                "h2d",
-                "h2d",
-                upload,
-                self.sparse,
-                rows,
-                reads=(ring,),
-                writes=(Access("sparse", Region.SELECTED, buffer),),
-            ),
+            found,
         )
+
+    def copy_streams(self) -> tuple[Stream, ...]:
+        """Streams of a method that selects on the CPU, beside those in which it computes."""
+        return (GATHER, UPLOAD, DOWNLOAD) if self.settings.gather == "cpu" else (UPLOAD, DOWNLOAD)
 
     def decide(self) -> Section:
         """LM head and acceptance of a step 0 that ran layer by layer."""

@@ -10,7 +10,7 @@ from herald_pipeline.model import ModelShape
 from herald_pipeline.parts import Parts
 from herald_pipeline.pools import Pool
 from herald_pipeline.settings import Settings
-from herald_pipeline.stages import LaunchShape, Stage, Template
+from herald_pipeline.stages import LaunchShape, OpKind, Stage, Template
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def scanned_bytes(pipeline: Pipeline, rows: int, context: int) -> float:
         for layer in stage.layers
         for repeat in stage.work(shape, layer)
     ]
-    return sum(repeat.count * op.dram_bytes for repeat in work for op in repeat.ops)
+    return sum(repeat.count * op.dram_bytes for repeat in work for op in repeat.ops if op.kind is OpKind.SELECT)
 
 
 def build(model: ModelShape, method: Method | str, **settings: Any) -> Pipeline:
@@ -69,6 +69,12 @@ def build(model: ModelShape, method: Method | str, **settings: Any) -> Pipeline:
         settings["queries"] = settings.get("block_length", default.block_length)
     resolved = default.replace(**settings)
     template, pools = chosen.build(Parts(model, resolved))
+    if resolved.gather != "cpu" and not {"select", "upload"} <= {stage.name for stage in template.stages()}:
+        message = (
+            f"gather={resolved.gather} says how entries that the CPU selected are brought together, and {chosen.name} "
+            "brings none; use gather=cpu, or a method such as herald"
+        )
+        raise ConfigError(message)
     if resolved.keys != "full" and not any(stage.name == "select" for stage in template.stages()):
         message = (
             f"keys={resolved.keys} says how the CPU's selection reads KV, and {chosen.name} selects nothing there; "

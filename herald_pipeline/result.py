@@ -374,7 +374,20 @@ class Recorder:
 
 
 _RETRIEVAL_STAGES = frozenset(
-    {"project", "select", "finish", "exact_layer", "gather", "upload", "fetch", "proxy", "score", "rebuild", "retrieve"}
+    {
+        "project",
+        "scan",
+        "select",
+        "finish",
+        "exact_layer",
+        "gather",
+        "upload",
+        "fetch",
+        "proxy",
+        "score",
+        "rebuild",
+        "retrieve",
+    }
 )
 """The retrieval latency of Fig. 14: selection and everything until its entries are on the device."""
 FORWARD_STAGES = frozenset(

@@ -12,6 +12,9 @@ MAX_STAGING_BUFFERS = 16
 KEYS = ("full", "key-only", "int8")
 """How a selection on the CPU reads KV; all but the first are beyond the paper."""
 
+GATHERS = ("cpu", "fused", "gpu")
+"""Who brings a layer's selected entries together; all but the first are beyond the paper."""
+
 INT8_CANDIDATES = 1.5
 """With 8-bit keys: times the budget that are scored again from the keys themselves (the kernels' default)."""
 
@@ -39,6 +42,11 @@ class Settings:
         What a selection on the CPU reads: ``full`` keys and values (the paper); ``key-only``, keys and the selected
         entries' values; ``int8``, a copy of the keys in 8 bits, the keys of :data:`INT8_CANDIDATES` x k candidates,
         and the selected values. Layers that select nothing are read in full.
+    gather
+        Who brings the selected entries of a layer together after a selection on the CPU. ``cpu``: a copy into a pinned
+        ring beside what follows (the paper, section IV-B4). ``fused``: the same copy, by each worker right behind its
+        top-k, while a part of the entries may still be in a cache. ``gpu``: nobody; the device reads the rows from
+        page-locked host memory by itself, so host memory is read once and not written.
     staging_buffers
         Places of the pinned ring between gather and upload, and of the ring that takes fetched layers.
     kv_dtype, dram_kv_dtype
@@ -59,6 +67,7 @@ class Settings:
     exact_layers: int = 2
     exact_layers_on: str = "cpu"
     keys: str = "full"
+    gather: str = "cpu"
     staging_buffers: int = 2
     kv_dtype: KVDtype = KVDtype.BF16
     dram_kv_dtype: KVDtype = KVDtype.BF16
@@ -85,6 +94,9 @@ class Settings:
             problems.append(f"exact_layers_on must be 'cpu' or 'gpu', got {self.exact_layers_on!r}")
         if self.keys not in KEYS:
             problems.append(f"keys must be one of {', '.join(KEYS)}, got {self.keys!r}{did_you_mean(self.keys, KEYS)}")
+        if self.gather not in GATHERS:
+            known = ", ".join(GATHERS)
+            problems.append(f"gather must be one of {known}, got {self.gather!r}{did_you_mean(self.gather, GATHERS)}")
         raise_problems(problems)
         # More than everything is everything, and is reported as such.
         object.__setattr__(self, "budget", min(self.budget, 1.0))

@@ -84,6 +84,7 @@ def check_once(pipeline: Pipeline) -> None:
         settings.queries,
         settings.exact_layers,
         settings.exact_layers_on,
+        settings.gather,
         settings.staging_buffers,
     )
     if key not in _checked:

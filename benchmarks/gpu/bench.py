@@ -84,6 +84,8 @@ class Bench:
             changes["budget"] = cell.options["budget"]
         if "exact" in cell.options:
             changes["exact_layers_on"] = cell.options["exact"]
+        if "gather" in cell.options:
+            changes["gather"] = cell.options["gather"]
         if "keys" in cell.options:
             keys = str(cell.options["keys"])
             changes["keys"] = "key-only" if keys == "only" else keys

@@ -15,6 +15,7 @@ KEYS = {
     "threads": int,
     "exact": str,
     "keys": str,
+    "gather": str,
     "hbm": float,
     "gpus": int,
 }

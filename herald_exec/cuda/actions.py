@@ -17,6 +17,7 @@ from herald_exec.cuda.acceptance import Acceptance
 from herald_exec.cuda.fetched import FetchedForward, fetches
 from herald_exec.cuda.forward import LaneForward
 from herald_exec.cuda.lanes import bucket
+from herald_exec.cuda.rows import RowFetch, reads_rows
 from herald_exec.cuda.selection import SelectionPass, has_own_pass
 from herald_exec.cuda.streams import Foreseen
 from herald_exec.denoising import Outcome
@@ -44,6 +45,7 @@ class DeviceActions:
         steps = any(stage.action == "denoise" for stage in session.pipeline.template.stages())
         served = Counter(source(session, layer).name for layer in range(session.num_layers) if steps)
         self._layers = [(session.pools.stores[name], layers) for name, layers in served.items()]
+        self.rows = RowFetch(session) if reads_rows(session) else None
         self._prepared = False
         self._filled = False
         stores = session.pools.stores
@@ -63,6 +65,8 @@ class DeviceActions:
             )
         if self.fetched is not None:
             own.update(self.fetched.table())
+        if self.rows is not None:
+            own["fetch_rows"] = self.rows.fetch
         if "gathered" in self.session.pools.stores:
             own["upload"] = self.upload
         if "full" in self.session.pools.hosts:
@@ -240,6 +244,8 @@ class DeviceActions:
             self.selection.close()
         if self.fetched is not None:
             self.fetched.close()
+        if self.rows is not None:
+            self.rows.close()
         self._leaving.clear()
         self._landing = None
 

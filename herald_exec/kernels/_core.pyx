@@ -21,6 +21,18 @@ cdef extern from "herald.h" nogil:
     ctypedef struct herald_gather_tuning:
         int ahead, level, scattered, streaming
 
+    ctypedef struct herald_gather_args:
+        const herald_tier *tier
+        const herald_kv *kv
+        int64_t layer, rows, max_k
+        const int64_t *slots
+        const int32_t *indices
+        const int32_t *counts
+        char *out_k
+        char *out_v
+        herald_gather_tuning tuning
+        int threads
+
     ctypedef struct herald_select_args:
         const herald_tier *tier
         const herald_kv *kv
@@ -36,6 +48,7 @@ cdef extern from "herald.h" nogil:
         const float *queries
         const float *self_k
         const float *self_v
+        const herald_gather_args *gather
         int x, num_heads, pv, key_only, smoothing, paper_like
         herald_tuning tuning
         int64_t max_k
@@ -47,18 +60,6 @@ cdef extern from "herald.h" nogil:
         int64_t importance_stride
         int threads
         double *phase_seconds
-
-    ctypedef struct herald_gather_args:
-        const herald_tier *tier
-        const herald_kv *kv
-        int64_t layer, rows, max_k
-        const int64_t *slots
-        const int32_t *indices
-        const int32_t *counts
-        char *out_k
-        char *out_v
-        herald_gather_tuning tuning
-        int threads
 
     int herald_num_tiers()
     const char *herald_tier_name(int index)
@@ -136,8 +137,11 @@ def select(int tier, View kv, View draft, View keys8, double candidates, int64_t
            int64_t[::1] budgets, int64_t[::1] draft_slots, int64_t[::1] draft_lengths, float[:, :, :, ::1] queries,
            float[:, :, :, ::1] self_k, float[:, :, :, ::1] self_v, int pv, int key_only, int smoothing,
            int paper_like, tuple tuning, int threads, float[:, :, :, ::1] output, int32_t[:, :, ::1] indices,
-           int32_t[:, ::1] counts, uint8_t[:, ::1] status, float[:, :, ::1] importance, double[::1] phase_seconds):
+           int32_t[:, ::1] counts, uint8_t[:, ::1] status, float[:, :, ::1] importance, double[::1] phase_seconds,
+           tuple gathered=None):
+    """``gathered``: addresses of K and V that take the selected rows, and a gather's tuning; ``None``: no copy."""
     cdef herald_select_args args
+    cdef herald_gather_args taken
     cdef int failed
     if queries.shape[0] == 0:
         return True
@@ -165,6 +169,10 @@ def select(int tier, View kv, View draft, View keys8, double candidates, int64_t
     args.importance = &importance[0, 0, 0] if importance is not None and importance.shape[2] > 0 else NULL
     args.importance_stride = importance.shape[2] if importance is not None else 0
     args.phase_seconds = &phase_seconds[0] if phase_seconds is not None else NULL
+    args.gather = NULL
+    if gathered is not None and args.max_k > 0:
+        _fill_gather(&taken, tier, kv, layer, slots, indices, counts, gathered[0], gathered[1], gathered[2])
+        args.gather = &taken
     with nogil:
         failed = herald_select(&args)
     return failed == 0
@@ -175,18 +183,25 @@ def quantise(View kv, View keys8, int64_t layer, int64_t slot, int64_t start, in
         herald_quantise(&kv.kv, &keys8.kv, layer, slot, start, stop, threads)
 
 
+cdef void _fill_gather(herald_gather_args *args, int tier, View kv, int64_t layer, int64_t[::1] slots,
+                       int32_t[:, :, ::1] indices, int32_t[:, ::1] counts, uintptr_t out_k, uintptr_t out_v,
+                       tuple tuning):
+    args.tier = herald_tier_get(tier)
+    args.kv = &kv.kv
+    args.layer, args.rows, args.max_k = layer, indices.shape[0], indices.shape[2]
+    args.slots, args.indices, args.counts = &slots[0], &indices[0, 0, 0], &counts[0, 0]
+    args.out_k, args.out_v, args.threads = <char *> out_k, <char *> out_v, 0
+    args.tuning.ahead, args.tuning.level = tuning[0], tuning[1]
+    args.tuning.scattered, args.tuning.streaming = tuning[2], tuning[3]
+
+
 def gather(int tier, View kv, int64_t layer, int64_t[::1] slots, int32_t[:, :, ::1] indices, int32_t[:, ::1] counts,
            uintptr_t out_k, uintptr_t out_v, tuple tuning, int threads):
     cdef herald_gather_args args
     if indices.shape[0] == 0 or indices.shape[2] == 0:
         return
-    args.tier = herald_tier_get(tier)
-    args.kv = &kv.kv
-    args.layer, args.rows, args.max_k = layer, indices.shape[0], indices.shape[2]
-    args.slots, args.indices, args.counts = &slots[0], &indices[0, 0, 0], &counts[0, 0]
-    args.out_k, args.out_v, args.threads = <char *> out_k, <char *> out_v, threads
-    args.tuning.ahead, args.tuning.level = tuning[0], tuning[1]
-    args.tuning.scattered, args.tuning.streaming = tuning[2], tuning[3]
+    _fill_gather(&args, tier, kv, layer, slots, indices, counts, out_k, out_v, tuning)
+    args.threads = threads
     with nogil:
         herald_gather(&args)
 

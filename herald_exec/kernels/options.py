@@ -13,8 +13,9 @@ from .tuning import Tuning
 
 Store = PagedKV | FlatKV
 PV = {"auto": 0, "f32": 1, "bf16": 2}
-#: Where time goes: the scan; importance of every position; top-k; exact scores of 8-bit keys' candidates; output.
-PHASES = ("scan", "importance", "topk", "rescore", "output")
+#: Where time goes: the scan; importance of every position; top-k; exact scores of 8-bit keys' candidates; output; the
+#: copy of what was selected, where selection makes it.
+PHASES = ("scan", "importance", "topk", "rescore", "output", "gather")
 
 
 @dataclass(frozen=True)

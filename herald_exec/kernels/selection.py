@@ -122,6 +122,7 @@ def select(
     options: SelectOptions | None = None,
     threads: int | None = None,
     measure: bool = False,
+    gathered: tuple[Any, Any] | None = None,
 ) -> Selection:
     """Attention, importance and exact top-k for one layer of a ragged batch.
 
@@ -147,6 +148,9 @@ def select(
         At most this many; ``None`` is every CPU that affinity and the cgroup's quota allow.
     measure
         Fill ``phase_seconds``.
+    gathered
+        Two buffers as :func:`gather` fills them, filled here: each worker copies what it selected right behind its
+        top-k, while a part of those rows may still be in a cache.
 
     Raises
     ------
@@ -186,6 +190,10 @@ def select(
     if options.keep_importance:
         importance = np.zeros((rows, store.num_kv_heads, longest), np.float32)
     phases = np.zeros(len(PHASES))
+    extra_args: tuple[Any, ...] = ()
+    if gathered is not None:
+        outs = _gather_buffers(store, (*indices.shape, head_dim), *gathered)
+        extra_args = ((outs[0].ctypes.data, outs[1].ctypes.data, default_gather_tuning().numbers()),)
     use = use_of(x * num_heads // store.num_kv_heads, key_only=options.key_only, keys8=keys8 is not None)
     tuning = options.tuning or default_tuning(use)
     done = _core.select(
@@ -216,11 +224,23 @@ def select(
         status,
         importance,
         phases if measure else None,
+        *extra_args,
     )
     if not done:
         message = f"no memory for the selection's workspace ({rows} rows, longest {longest} tokens, x={x})"
         raise CapacityError(message)
     return Selection(output, indices, counts, status, importance, phases)
+
+
+def _gather_buffers(store: Store, shape: tuple[int, ...], out_k: Any, out_v: Any) -> list[npt.NDArray[Any]]:
+    buffers = []
+    for name, out in (("out_k", out_k), ("out_v", out_v)):
+        array = as_storage(out, store.dtype, name)
+        if array.shape != shape or not array.flags.c_contiguous or not array.flags.writeable:
+            message = f"{name} must be contiguous, writable {list(shape)}, got {list(array.shape)}"
+            raise ConfigError(message)
+        buffers.append(array)
+    return buffers
 
 
 def gather(
@@ -252,13 +272,7 @@ def gather(
     if selection.indices.shape[1] != store.num_kv_heads:
         message = f"the selection has {selection.indices.shape[1]} KV heads, the store {store.num_kv_heads}"
         raise ConfigError(message)
-    buffers = []
-    for name, out in (("out_k", out_k), ("out_v", out_v)):
-        array = as_storage(out, store.dtype, name)
-        if array.shape != shape or not array.flags.c_contiguous or not array.flags.writeable:
-            message = f"{name} must be contiguous, writable {list(shape)}, got {list(array.shape)}"
-            raise ConfigError(message)
-        buffers.append(array)
+    buffers = _gather_buffers(store, shape, out_k, out_v)
     highest = int(selection.indices.max(initial=-1))
     if highest >= store.capacity_tokens or int(selection.counts.max(initial=0)) > selection.indices.shape[2]:
         message = f"the selection names position {highest}; the store holds {store.capacity_tokens} tokens"

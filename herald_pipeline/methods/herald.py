@@ -5,7 +5,7 @@ then scores the full prefix and the draft, layer by layer, and the selected entr
 """
 
 from herald_pipeline.methods.base import Axes, Method
-from herald_pipeline.parts import DOWNLOAD, GATHER, MAIN, RETRIEVAL, UPLOAD, Parts
+from herald_pipeline.parts import MAIN, RETRIEVAL, Parts
 from herald_pipeline.pools import Access, Buffer, Home, Pool, Region
 from herald_pipeline.settings import Settings
 from herald_pipeline.stages import Edge, LayerLink, Rows, Section, Template
@@ -19,6 +19,13 @@ PREFILL_WRITES = (
 def transfer_edges(parts: Parts) -> tuple[Edge, ...]:
     """Order within a selection pass: select, then gather, then upload, and reuse of the ring between them."""
     ring = parts.settings.staging_buffers
+    if parts.settings.gather == "gpu":
+        return (Edge("select", "upload", LayerLink.SAME, why="upload reads the indices"),)
+    if parts.settings.gather == "fused":
+        return (
+            Edge("select", "upload", LayerLink.SAME, why="upload reads the ring's place"),
+            Edge("upload", "select", ring=ring, why="the ring's place is free again"),
+        )
     return (
         Edge("select", "gather", LayerLink.SAME, why="gather reads the indices"),
         Edge("gather", "upload", LayerLink.SAME, why="upload reads the ring's place"),
@@ -43,7 +50,7 @@ def offload_pools(parts: Parts, queries: int, sparse_buffers: int) -> tuple[Pool
         parts.exact_pool(),
         parts.sparse_pool(sparse_buffers),
         *((clean,) if sparse_buffers == 1 else ()),
-        parts.gathered(),
+        *((parts.gathered(),) if parts.settings.gather != "gpu" else ()),
         *parts.exchange(queries),
         parts.prompt_ring(),
     )
@@ -55,7 +62,7 @@ def build(parts: Parts) -> tuple[Template, tuple[Pool, ...]]:
     retrieval = parts.selection_pass("retrieval", queries=queries, draft=True, buffer=Buffer.IDLE, rows=Rows.NEXT)
     first = retrieval.stages[0].name
     template = Template(
-        streams=(MAIN, RETRIEVAL, GATHER, UPLOAD, DOWNLOAD),
+        streams=(MAIN, RETRIEVAL, *parts.copy_streams()),
         prefill=parts.prefill(offload=True, writes=PREFILL_WRITES),
         denoise=parts.denoise_sparse(double_buffered=True, drafting=True),
         draft_step=1,

@@ -15,7 +15,7 @@ from herald_pipeline.methods.herald import (
     reuse_edges,
     transfer_edges,
 )
-from herald_pipeline.parts import DOWNLOAD, GATHER, MAIN, RETRIEVAL, UPLOAD, Parts
+from herald_pipeline.parts import MAIN, RETRIEVAL, Parts
 from herald_pipeline.pools import Buffer, Pool
 from herald_pipeline.stages import Edge, LayerLink, Rows, Section, Template
 
@@ -25,8 +25,11 @@ def build(parts: Parts) -> tuple[Template, tuple[Pool, ...]]:
     queries = parts.settings.queries
     retrieval = parts.selection_pass("retrieval", queries=queries, draft=False, buffer=Buffer.IDLE, rows=Rows.NEXT)
     first = retrieval.stages[0].name
+    # Nobody reads the indices behind a selection that gathers by itself.
+    free = Edge("swap", first, block_offset=1, first_only=True, why="the indices of the last pass are free")
+    indices_free = () if parts.settings.gather == "fused" else (free,)
     template = Template(
-        streams=(MAIN, RETRIEVAL, GATHER, UPLOAD, DOWNLOAD),
+        streams=(MAIN, RETRIEVAL, *parts.copy_streams()),
         prefill=parts.prefill(offload=True, writes=PREFILL_WRITES),
         head=(retrieval,),
         denoise=parts.denoise_sparse(double_buffered=True),
@@ -37,7 +40,7 @@ def build(parts: Parts) -> tuple[Template, tuple[Pool, ...]]:
             Edge("offload", "prefill", ring=2, why="the prompt ring's place is free again"),
             Edge("offload", first, block_offset=1, first_only=True, why="selection reads the prompt"),
             Edge("append", first, block_offset=1, first_only=True, why="selection reads the last block"),
-            Edge("swap", first, block_offset=1, first_only=True, why="the buffers of the last pass are free"),
+            *indices_free,
             *transfer_edges(parts),
             *reuse_edges(),
             Edge("denoise", "append", why="the clean KV has been computed"),

@@ -77,12 +77,14 @@ def build(parts: Parts) -> tuple[Template, tuple[Pool, ...]]:
         return once(forward.block_down(shape.rows, layers))
 
     def select(shape: LaunchShape, layer: int | None) -> Work:
-        return once(forward.select(shape, parts.settings.queries, draft=True, keeps=layer in parts.sparse))
+        found = forward.select(shape, parts.settings.queries, draft=True, keeps=layer in parts.sparse)
+        copies = parts.settings.gather == "fused" and layer in parts.sparse
+        return once(found, forward.gather(shape)) if copies else once(found)
 
     def prefill(shape: LaunchShape, layer: int | None) -> Work:
         return once(*forward.prefill_layer(layer or 0, shape))
 
-    work = {"denoise": denoise, "draft_down": draft_down, "select": select, "prefill": prefill}
+    work = {"denoise": denoise, "draft_down": draft_down, "scan": select, "select": select, "prefill": prefill}
 
     def over_window(stage: Stage) -> Stage:
         return replace(stage, work=work.get(stage.name, stage.work))

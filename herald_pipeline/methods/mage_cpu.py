@@ -2,7 +2,7 @@
 
 from herald_pipeline.methods.base import Axes, Method
 from herald_pipeline.methods.herald import offload_pools, transfer_edges
-from herald_pipeline.parts import DOWNLOAD, GATHER, MAIN, UPLOAD, Parts
+from herald_pipeline.parts import MAIN, Parts
 from herald_pipeline.pools import Access, Buffer, Pool, Region
 from herald_pipeline.settings import Settings
 from herald_pipeline.stages import Edge, LayerLink, Rows, Section, Template
@@ -16,7 +16,7 @@ def build(parts: Parts) -> tuple[Template, tuple[Pool, ...]]:
     )
     first = step_0.stages[0].name
     template = Template(
-        streams=(MAIN, GATHER, UPLOAD, DOWNLOAD),
+        streams=(MAIN, *parts.copy_streams()),
         prefill=parts.prefill(offload=True, writes=(Access("exact", Region.BLOCK),)),
         head=(step_0, parts.decide()),
         denoise=parts.denoise_sparse(double_buffered=False),

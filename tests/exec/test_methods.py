@@ -102,6 +102,24 @@ def test_exact_layers_may_attend_on_the_gpu(kit, model):
     assert answers[0] == answers[1]
 
 
+@pytest.mark.parametrize("name", ["herald", "herald-32q", "mage-cpu", "mage-cpu-representative"])
+@pytest.mark.parametrize("keys", ["full", "key-only"])
+def test_whoever_gathers_tokens_and_pools_are_the_same(kit, model, name, keys):
+    requests, policy = kit.prompts([83, 40, 21, 5], 24), scripted(((1, 3), (5, 2, 1), (8,)), kit.BLOCK)
+    runs = [
+        decode(
+            kit.describe(name, model.shape, budget=0.3, gather=gather, keys=keys),
+            model,
+            requests,
+            policy=policy,
+            options=Options(batch=3, check=True),
+        )
+        for gather in ("cpu", "fused", "gpu")
+    ]
+    assert runs[0].answers == runs[1].answers == runs[2].answers
+    assert runs[0].checksums == runs[1].checksums == runs[2].checksums
+
+
 def test_exact_layers_on_the_gpu_may_leave_one_layer_to_the_host(kit):
     """The pass then has no layer to finish."""
     small = tiny(block_length=kit.BLOCK, num_layers=3)

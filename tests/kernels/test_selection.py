@@ -193,3 +193,31 @@ def test_a_case_with_another_seed_is_another_case():
     case = Case((200,), (20,))
     other = replace(case, seed=1)
     assert run_case(case).output_error != run_case(other).output_error
+
+
+@pytest.mark.parametrize("threads", [1, 2, 16])
+@pytest.mark.parametrize("key_only", [False, True])
+def test_a_selection_that_gathers_leaves_what_a_gather_behind_it_would(tier, key_only, threads):
+    """Whole units and split ones; rows of different lengths, an empty one, budgets of nothing and beyond a length."""
+    pool, rng = filled_pool(rows=5, length=9000, seed=4), np.random.default_rng(9)
+    queries = rng.standard_normal((5, 1, 4, 64)).astype(np.float32)
+    place = (np.arange(5), np.array([9000, 0, 300, 4100, 700]), queries, np.array([450, 8, 0, 5000, 700]))
+    options = kernels.SelectOptions(key_only=key_only)
+    alone = kernels.select(pool, 0, *place, options=options, threads=threads)
+    shape = (*alone.indices.shape, 64)
+    apart, at_once = ([np.full(shape, 7, np.uint16) for _ in range(2)] for _ in range(2))
+    kernels.gather(pool, 0, place[0], alone, *apart)
+    found = kernels.select(pool, 0, *place, options=options, threads=threads, gathered=tuple(at_once))
+    assert found.output.tobytes() == alone.output.tobytes()
+    assert found.indices.tobytes() == alone.indices.tobytes()
+    for one, other in zip(apart, at_once, strict=True):
+        assert one.tobytes() == other.tobytes()
+    pool.close()
+
+
+def test_a_buffer_that_does_not_fit_the_selection_is_refused_before_it_runs():
+    pool = filled_pool()
+    small = tuple(np.zeros((2, 2, 4, 64), np.uint16) for _ in range(2))
+    with pytest.raises(ConfigError, match=r"out_k must be contiguous, writable \[2, 2, 5, 64\], got \[2, 2, 4, 64\]"):
+        run(pool, [300, 300], [5, 5], gathered=small)
+    pool.close()

@@ -156,6 +156,17 @@ def test_both_interpreters_count_the_same_bytes_whatever_selection_reads(model, 
     assert all(span.bytes == span.expected_bytes for span in selections)
 
 
+@pytest.mark.parametrize("gather", ["fused", "gpu"])
+@pytest.mark.parametrize("name", ["herald", "herald-32q", "mage-cpu"])
+def test_launches_and_bytes_are_the_same_whoever_gathers(model, profile, name, gather):
+    pipeline = describe(name, model, gather=gather)
+    real, simulated = both(pipeline, model, profile, requests([64, 40], [16, 24]), PLANS["mixed"])
+    assert_alike(real, simulated)
+    moved = [span for span in real[1].spans if span.stage in ("scan", "select", "upload")]
+    assert {span.stage for span in moved} >= {"select", "upload"}
+    assert all(span.bytes == span.expected_bytes for span in moved)
+
+
 @pytest.mark.parametrize("name", ["dense", "herald"])
 def test_kv_that_a_step_reads_and_writes_is_what_the_description_says(model, profile, name):
     pipeline = describe(name, model)

@@ -44,6 +44,17 @@ def test_removing_the_swap_edge_names_both_launches_and_the_cell(herald: Pipelin
         validate.check(broken)
 
 
+@pytest.mark.parametrize("gather", ["fused", "gpu"])
+@pytest.mark.parametrize("name", ["herald", "herald-no-draft", "mage-cpu", "mage-cpu-representative"])
+def test_whoever_gathers_there_is_no_hazard_and_no_edge_in_vain(
+    name: str, gather: str, small_model: ModelShape
+) -> None:
+    pipeline = build(small_model, name, gather=gather)
+    validate.check(pipeline)
+    for edge in pipeline.template.edges:
+        assert validate.edge_verdict(pipeline, edge) in ("caught", "implied")
+
+
 def test_an_edge_without_a_reason_is_refused(herald: Pipeline) -> None:
     extra = Edge("upload", "append")
     pipeline = with_template(herald, edges=lambda t: (*t.edges, extra))

@@ -89,6 +89,7 @@ def test_step_layers_add_up() -> None:
         ({"block_length": 0}, "block_length must be >= 1"),
         ({"queries": 33}, "queries must be <= block_length, got 33 > 32"),
         ({"kv_buget": 1}, "unknown method setting 'kv_buget'"),
+        ({"gather": "fuse"}, "gather must be one of cpu, fused, gpu, got 'fuse'; did you mean 'fused'"),
         ({"exact_layers_on": "tpu"}, "exact_layers_on must be 'cpu' or 'gpu'"),
         ({"kv_dtype": "bf61"}, "kv_dtype 'bf61' is not a KV format; did you mean 'bf16'"),
     ],

@@ -35,12 +35,9 @@ static void ask_for(const char *k, const char *v, int64_t bytes, const herald_ga
     }
 }
 
-static void gather_piece(void *context, int64_t task) {
-    const gather_job *job = context;
-    const herald_gather_args *args = job->args;
+static void copy_rows(const herald_gather_args *args, int64_t unit, int64_t from, int64_t to) {
     const herald_gather_tuning *tuning = &args->tuning;
-    int64_t heads = args->kv->num_heads, unit = task / job->pieces, from = task % job->pieces * PIECE;
-    int64_t count = args->counts[unit], to = from + PIECE < args->max_k ? from + PIECE : args->max_k;
+    int64_t heads = args->kv->num_heads, count = args->counts[unit];
     herald_stream stream = herald_stream_of(args->kv, args->layer, args->slots[unit / heads], unit % heads);
     int64_t bytes = (int64_t)args->kv->head_dim * herald_element_bytes(args->kv->dtype);
     const int32_t *indices = args->indices + unit * args->max_k;
@@ -63,6 +60,16 @@ static void gather_piece(void *context, int64_t task) {
         memset(out_v, 0, (size_t)(filler * bytes));
     }
     if (streaming) args->tier->fence();
+}
+
+static void gather_piece(void *context, int64_t task) {
+    const gather_job *job = context;
+    int64_t from = task % job->pieces * PIECE, to = from + PIECE < job->args->max_k ? from + PIECE : job->args->max_k;
+    copy_rows(job->args, task / job->pieces, from, to);
+}
+
+void herald_gather_unit(const herald_gather_args *args, int64_t unit) {
+    if (args->max_k > 0) copy_rows(args, unit, 0, args->max_k);
 }
 
 void herald_gather(const herald_gather_args *args) {

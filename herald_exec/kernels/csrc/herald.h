@@ -149,8 +149,8 @@ void herald_unmap(void *memory, size_t bytes);
 double herald_seconds(void);
 
 /* select.c. Where time goes: the scan of K and V (or of K, or of 8-bit keys), importance of every position, top-k, exact
- * scores of candidates, output (from selected entries where the scan made none). */
-enum { HERALD_SCAN, HERALD_IMPORTANCE, HERALD_TOPK, HERALD_RESCORE, HERALD_OUTPUT, HERALD_PHASES };
+ * scores of candidates, output (from selected entries where the scan made none), copy of what was selected. */
+enum { HERALD_SCAN, HERALD_IMPORTANCE, HERALD_TOPK, HERALD_RESCORE, HERALD_OUTPUT, HERALD_GATHER, HERALD_PHASES };
 typedef struct {
     const herald_tier *tier;
     const herald_kv *kv, *draft;          /* draft may be NULL */
@@ -160,6 +160,7 @@ typedef struct {
     const int64_t *slots, *lengths, *budgets, *draft_slots, *draft_lengths;
     const float *queries;                 /* [rows][x][num_heads][d] */
     const float *self_k, *self_v;         /* [rows][x][kv_heads][d] or NULL */
+    const struct herald_gather_args *gather; /* copy what a unit selected right behind its top-k, or NULL */
     int x, num_heads;
     int pv, key_only, smoothing, paper_like;
     herald_tuning tuning;
@@ -185,7 +186,7 @@ typedef struct {
     int scattered; /* lines of a row in an order that hardware prefetchers do not follow */
     int streaming; /* stores past the cache, where addresses allow */
 } herald_gather_tuning;
-typedef struct {
+typedef struct herald_gather_args {
     const herald_tier *tier;
     const herald_kv *kv;
     int64_t layer, rows, max_k;
@@ -196,6 +197,8 @@ typedef struct {
     int threads;
 } herald_gather_args;
 void herald_gather(const herald_gather_args *args);
+/* The rows of one unit (row x heads + head) alone, by this thread: its counts and indices are there. */
+void herald_gather_unit(const herald_gather_args *args, int64_t unit);
 
 /* memory.c */
 double herald_read_seconds(const herald_tier *tier, const char *from, int64_t bytes, int threads);

@@ -372,6 +372,10 @@ static void finish(job *job, const unit *unit, const unit_memory *memory, const 
     args->counts[at] = (int32_t)count;
     for (int64_t i = count; i < args->max_k; i++) indices[i] = -1;
     start = add_phase(job, HERALD_TOPK, start);
+    if (args->gather) { /* while this unit's rows may still be in a cache */
+        herald_gather_unit(args->gather, at);
+        start = add_phase(job, HERALD_GATHER, start);
+    }
     int bad = 0;
     for (size_t row = 0; row < rows; row++) bad |= unit->parts && !(isfinite(l[row]) && l[row] > 0.0f);
     if (key_only && unit->length)

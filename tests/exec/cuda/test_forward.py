@@ -115,6 +115,18 @@ def test_exact_layers_on_the_device_give_the_plain_tokens(kit, fused):
     assert found.answers == plain.answers
 
 
+@pytest.mark.parametrize("gather", ["fused", "gpu"])
+@pytest.mark.parametrize("name", ["herald", "mage-cpu"])
+def test_whoever_gathers_the_tokens_are_those_of_the_plain_actions(name, gather, kit, fused):
+    """Also with requests of different lengths, and more requests than slots."""
+    model, requests = tiny(**SHAPE), kit.prompts([70, 9, 40], 12)
+    pipelines = [kit.describe(name, model.shape, budget=0.3, gather=how) for how in ("cpu", gather)]
+    policy, options = planned(((1, 4, 2), (3, 1, 2))), Options(batch=2)
+    plain = decode(pipelines[0], model, requests, policy=policy, options=options)
+    fused()
+    assert decode(pipelines[1], model, requests, policy=policy, options=options).answers == plain.answers
+
+
 def test_synthetic_prompts_fill_every_pool_that_a_step_reads(kit, fused):
     pipeline = kit.describe("herald", tiny(**SHAPE).shape, budget=0.3)
     fused()

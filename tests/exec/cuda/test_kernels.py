@@ -231,3 +231,31 @@ def test_large_tiles_give_what_small_ones_give(length, device):
     rows, lengths = (torch.tensor(part, dtype=torch.int32, device=device) for part in ((0, 1), (length, length - 3)))
     small, large = (attend_lanes(q, keys, values, own, rows, lengths, block_n=n) for n in (16, 128))
     assert error(large, small.double()) < 1e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_host_pages_reach_their_places_and_nothing_else_is_written(dtype, device):
+    """Ragged counts, rows in any order; the pages are page-locked where there is a GPU."""
+    from herald_exec.cuda.kernels.rows import fetch_rows
+
+    slots, heads, pages, dim, capacity = 3, 2, 3, 16, 80
+    held = normal(2, slots, heads, pages, 2, 64, dim, device="cpu").to(dtype)
+    if device.type == "cuda":
+        held = held.pin_memory()
+    counts, places, chosen_slots = [70, 33, 0], [4, 0, 1], [2, 0, 1]
+    indices = torch.full((3, heads, 70), -1, dtype=torch.int32)
+    draw = torch.Generator().manual_seed(3)
+    for row, count in enumerate(counts):
+        for head in range(heads):
+            indices[row, head, :count] = torch.randperm(pages * 64, generator=draw)[:count].sort().values
+    told = torch.tensor([chosen_slots, places, counts], dtype=torch.int32, device=device)
+    out = [torch.full((5, heads, capacity, dim), 7.0, dtype=dtype, device=device) for _ in "kv"]
+    strides = [stride * held.element_size() for stride in held.stride()]
+    fetch_rows(held.data_ptr() + strides[0], told, indices.to(device), tuple(out), strides[1], strides[2])
+    for which, found in enumerate(out):
+        wanted = torch.full_like(found, 7.0)
+        for row, count in enumerate(counts):
+            for head in range(heads):
+                flat = held[1, chosen_slots[row], head, :, which].reshape(-1, dim)
+                wanted[places[row], head, :count] = flat[indices[row, head, :count].long()].to(device)
+        assert torch.equal(found, wanted)

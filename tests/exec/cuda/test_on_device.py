@@ -69,6 +69,15 @@ def test_exact_layers_on_the_device_give_the_cpus_tokens(kit):
     assert runs[0].answers == runs[1].answers
 
 
+@pytest.mark.parametrize("gather", ["fused", "gpu"])
+def test_whoever_gathers_the_tokens_are_the_cpus(gather, kit):
+    """``gpu``: the device reads the rows out of page-locked host memory."""
+    requests, settings = kit.prompts(LENGTHS, 24), {"gather": gather}
+    runs = [run(kit, "herald", device, requests, planned(), batch=3, settings=settings) for device in ("cpu", "cuda")]
+    assert runs[1].result.extra["device_path"] == "fused"
+    assert runs[0].answers == runs[1].answers
+
+
 def test_a_threshold_decides_as_on_the_cpu(kit):
     policy = RulePolicy(acceptance.get("confidence", threshold=0.02), Sampler(mask_token_id=1))
     runs = [run(kit, "herald", device, kit.prompts(LENGTHS, 24), policy, batch=4) for device in ("cpu", "cuda")]
