@@ -26,7 +26,7 @@ from herald_pipeline.model import ModelShape
 Say = Callable[[str], None]
 WAITING = 0.05
 """Share of a block that the main stream must wait before retrieval is said to bind."""
-BASE_BATCH, BASE_CONTEXT = 38, 32768
+BASE_BATCH, BASE_CONTEXT, SMALL_BATCH = 38, 32768, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +42,19 @@ def planned(batch: int = BASE_BATCH, context: int = BASE_CONTEXT) -> tuple[Inter
     """One thing changed at a time, around HERALD (and Dense, where it has that thing) at the paper's Dense batch."""
     common: dict[str, Any] = {"steps": 20, "blocks": 6, "kv_dtype": "bf16"}
     herald, dense = (Point(method, context, batch, **common) for method in ("herald", "dense"))
+    # The keys' copy of a small batch leaves room, and retrieval so short that T can decide what binds.
+    few = replace(herald, batch=SMALL_BATCH, conditions=(("keys", "int8"),))
     changes: list[tuple[str, Point, Point]] = []
     for point in (herald, dense):
         changes += [(f"{point.method}: T 20 -> {t}", point, replace(point, steps=t)) for t in (8, 32)]
-    changes += [(f"threads 15 -> {n}", herald, replace(herald, conditions=(("threads", n),))) for n in (4, 8)]
-    changes += [(f"link -> {r:g} GB/s", herald, replace(herald, conditions=(("link", r),))) for r in (27.7, 14.0)]
+    changes += [(f"threads 15 -> {n}", herald, replace(herald, conditions=(("threads", n),))) for n in (4, 8, 16)]
+    changes += [(f"link -> {r:g} GB/s", herald, replace(herald, conditions=(("link", r),))) for r in (27.7, 14.0, 3.0)]
     changes += [(f"budget 5% -> {b:.1%}", herald, replace(herald, budget=b)) for b in (0.025, 0.1)]
     changes += [
         ("exact layers: CPU -> GPU", herald, replace(herald, conditions=(("exact", "gpu"),))),
         ("key-only off -> on", herald, replace(herald, conditions=(("keys", "only"),))),
         ("8-bit keys off -> on", herald, replace(herald, conditions=(("keys", "int8"),))),
+        ("8-bit keys: T 20 -> 32", few, replace(few, steps=32)),
         (f"HBM 85.5 -> 40 GB (batch {batch} -> 3)", dense, replace(dense, batch=3, conditions=(("hbm", 40.0),))),
         (f"HBM 85.5 GB -> none (batch {batch} -> 80)", dense, replace(dense, batch=80)),
     ]

@@ -9,6 +9,7 @@ A cell's name is its kind and its parameters, joined by colons; ``key=value`` pa
     step:METHOD:CONTEXT:BATCH              one forward by part, and its roofline sum
     attention:CONTEXT:BATCH                the attention kernel under several launch shapes
     run:METHOD:CONTEXT:BATCH[:key=value]   a whole run; keys: T, blocks, budget, link, threads, exact, keys, hbm
+    sustained:METHOD:CONTEXT:BATCH         steps in a burst, under load and with rests; clock and power meanwhile
     replicas:METHOD:CONTEXT:BATCH[:gpus=2] as many processes at once, a GPU each; before that one of them alone
     ceiling:NAME:CONTEXT:BATCH[:link=..]   a ceiling of Fig. 5 by the paper's protocol, in a process of its own
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from herald_pipeline import methods
 from herald_pipeline.errors import ConfigError, did_you_mean
 
-KINDS = {"rates": 0, "step": 3, "attention": 2, "run": 3, "ceiling": 3, "replicas": 3}
+KINDS = {"rates": 0, "step": 3, "attention": 2, "run": 3, "ceiling": 3, "replicas": 3, "sustained": 3}
 """Kind -> how many positional parameters follow it."""
 KEYS = {
     "T": int,
@@ -151,6 +151,36 @@ PLANS: dict[str, tuple[str, ...]] = {
         "ceiling:sparse_fetch_per_step:32768:4",
         "ceiling:full_kv_fetch_per_step:32768:2:link=27.7",
         "ceiling:sparse_fetch_per_block:32768:80",
+    ),
+    # What the second sitting left open on one GPU, in its own folder: the bases again, for one machine's noise is not
+    # another's; then what binds otherwise as foretold, Fig. 5's two cells, and T at the largest batch.
+    "missing": (
+        "rates",
+        "run:dense:32768:38",
+        "run:herald:32768:80",
+        "run:herald:32768:38",
+        "sustained:dense:32768:38",
+        "run:herald:32768:38:threads=16",
+        "run:herald:32768:38:link=3",
+        "run:herald:32768:80:T=8",
+        "run:herald:32768:80:T=32",
+        "run:mage-cpu:32768:16:blocks=4",
+        "run:step-fetch:32768:4:blocks=2",
+        "run:infinigen:32768:4:blocks=2",
+        "run:mage-cpu-representative:32768:38:blocks=4",
+        "sustained:herald:32768:80",
+        "run:dense:32768:16",
+        "run:dense:16384:76",
+        "ceiling:full_kv_fetch_per_step:32768:2:link=27.7",
+        "ceiling:sparse_fetch_per_block:32768:80",
+        "ceiling:cpu_32q_kernel:32768:16",
+    ),
+    # 8-bit keys lie beside the full ones: their own process, for the memory that the others keep.
+    "int8": (
+        "run:herald:32768:16:keys=int8",
+        "run:herald:32768:16:keys=int8:T=32",
+        "run:herald:32768:16",
+        "run:herald:32768:38:keys=int8",
     ),
     # Table II's LLaDA half: at the paper's batches and at Dense's own peak under the paper's 85.5 GB.
     "table2": (

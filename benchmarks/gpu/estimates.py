@@ -18,7 +18,15 @@ GB = 1e9
 _FETCH_GB_S, _LOCK_GB_S = 45.0, 2.4
 """Full KV over the link, and page-locking it before."""
 _FETCHING = frozenset({"mage-offload", "layer-prefetch"})
-_FIXED_S = {"rates": 4.0, "step": 8.0, "attention": 11.0, "run": 2.0, "ceiling": 16.0, "replicas": 45.0}
+_FIXED_S = {
+    "rates": 4.0,
+    "step": 8.0,
+    "attention": 11.0,
+    "run": 2.0,
+    "ceiling": 16.0,
+    "replicas": 45.0,
+    "sustained": 16.0,
+}
 """Kinds: pools, graphs; for a ceiling also a process's start and drawing a model."""
 _FIRST_S = 8.0
 """Drawing the model and compiling kernels, in the first run of a process."""
@@ -30,7 +38,7 @@ def seconds(bench: Bench, cell: Cell) -> float:
     if not bench.on_cuda:
         return 0.0
     fixed = _FIXED_S[cell.kind] + (_FIRST_S if cell.kind == "run" and not bench.warm else 0.0)
-    if cell.kind in ("rates", "attention", "step"):
+    if cell.kind in ("rates", "attention", "step", "sustained"):
         return fixed
     full_gb = cell.batch * cell.context * bench.shape.kv_bytes_per_token(bench.pipeline_dtype) / GB
     if cell.kind == "ceiling":

@@ -16,7 +16,7 @@ CELLS=${CELLS:-"--plan sdar"} REPLICAS=${REPLICAS:-"--plan replicas"}
 MEASURE=${MEASURE:-"--repeats 6 --max-spread 1.0 --pcie 5x16"}
 PROFILE_S=${PROFILE_S:-110}
 # Of the profile what SDAR's runs are priced by: it has no experts, and contention yields no number.
-PARTS="memory dram attention gemm sampler copies selection gather launch"
+PARTS=${PARTS-"memory dram attention gemm sampler copies selection gather launch"}
 # Memory of such a machine may grow as it is touched: the control group's limit counts, not the total that is shown.
 LIMIT=$(cat /sys/fs/cgroup/memory.max 2>/dev/null || echo max)
 [ "$LIMIT" = max ] || MEASURE="$MEASURE --host-gb $((LIMIT / 1000000000))"
@@ -53,11 +53,11 @@ bench() { # minutes, cells: their table is printed, and kept
 if [ ! -f "$PROFILE" ]; then
     # shellcheck disable=SC2046,SC2086
     timeout "$PROFILE_S" "$PYTHON" -m calibration measure --device "$DEVICE" --model "$MODEL" --threads "$THREADS" \
-        $MEASURE $(printf -- '--only %s ' $PARTS) --name "$NAME" --out "$PROFILE" 2>&1 | tee "$OUT/measure.txt"
+        $MEASURE $([ -z "$PARTS" ] || printf -- '--only %s ' $PARTS) --name "$NAME" --out "$PROFILE" 2>&1 | tee "$OUT/measure.txt"
     keep
 fi
 # shellcheck disable=SC2086
 bench "$MINUTES" $CELLS
 # shellcheck disable=SC2086
-bench 4 $REPLICAS
+bench "${THEN_MINUTES:-4}" $REPLICAS
 ls -l "$OUT"
