@@ -121,10 +121,11 @@ def _ask_until_full(builder: _Builder, world: World, items: list[Item], focus: S
         builder.add([EOS] * (end - start - len(question.answer)), END)
 
 
-def block_row(material: Material, rng: Random, length: int, *, free: bool = True, focus: Sequence[str] = ()) -> Row:
+def block_row(material: Material, rng: Random, length: int, *, wording: str = "free", focus: Sequence[str] = ()) -> Row:
     """A row for the block-causal mode; long rows are often two documents, one after another.
 
-    ``free`` says whether answers are worded freely (:class:`World`), ``focus`` what is asked most (:class:`Asker`).
+    ``wording`` says how answers are worded (:mod:`herald_exec.reference.wordings`), ``focus`` what is asked most
+    (:class:`Asker`).
     """
     builder = _Builder(length)
     if rng.random() < PLAIN_SHARE:
@@ -132,7 +133,7 @@ def block_row(material: Material, rng: Random, length: int, *, free: bool = True
         return builder.row()
     parts = 2 if length >= 2048 and rng.random() < 0.4 else 1
     for part in range(1, parts + 1):
-        world = material.world(rng, free=free)
+        world = material.world(rng, wording=wording)
         builder.length = length * part // parts
         items = _haystack(builder, world, int(builder.room * rng.uniform(0.25, 0.7)))
         _ask_until_full(builder, world, items, focus)
@@ -153,10 +154,10 @@ def list_answer(world: World, questions: list[Question]) -> list[int]:
     return answer
 
 
-def list_row(material: Material, rng: Random, length: int, *, free: bool = True, focus: Sequence[str] = ()) -> Row:
+def list_row(material: Material, rng: Random, length: int, *, wording: str = "free", focus: Sequence[str] = ()) -> Row:
     """A row for the bidirectional mode: haystack and a list of one to six questions, then the response."""
     builder = _Builder(length)
-    world = material.world(rng, free=free)
+    world = material.world(rng, wording=wording)
     response = rng.choice([size for size in RESPONSES if size <= length // 2])
     items = draw_items(world, int((length - response) * rng.uniform(0.15, 0.6)))
     pieces = [piece for item in items for piece in item.pieces]

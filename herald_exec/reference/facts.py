@@ -1,21 +1,12 @@
-"""What a haystack hides and what is asked about it: seven kinds of questions, each answered in several wordings.
-
-The wording of an answer is free within narrow limits (opener, form, verb, closer), its content is not. So a block takes
-several denoising steps, as in real use: with one fixed wording the trial's model finished blocks in one to four steps,
-and a single representative query found little but its own source token. With much more freedom (values in any order,
-twenty frames) the first model mixed digits of several values. Training may begin with one wording each
-(``World.free`` false): then every masked position has one right token, and retrieval forms quickly.
-"""
+"""What a haystack hides and what is asked about it: seven kinds of questions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import TypeVar
 
 from herald_exec.reference.filler import Filler
 from herald_exec.reference.vocabulary import Encoder
-
-_Form = TypeVar("_Form")
+from herald_exec.reference.wordings import Wording
 
 ATTRIBUTES = [
     "code",
@@ -69,10 +60,6 @@ ACTIONS = ["opened", "closed", "moved", "copied", "deleted", "updated", "stored"
 LEVELS = ("INFO", "WARN", "ERROR", "DEBUG")
 SERVICES = ["cache", "server", "index", "table", "client", "queue", "store", "parser"]
 
-OPENERS = ("", " Sure:", " As recorded above,")
-CLOSERS = (".", ", as noted above.", "; that is all.")
-VERBS = ("is", "reads")
-
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -121,8 +108,8 @@ class World:
         All choices come from it.
     single, double
         Words of one and of two tokens; 15% of name parts are of two.
-    free
-        Whether answers are worded freely; otherwise each kind has one wording.
+    wording
+        How answers are worded.
     """
 
     rng: Random
@@ -130,7 +117,7 @@ class World:
     filler: Filler
     single: Sequence[str]
     double: Sequence[str]
-    free: bool = True
+    wording: Wording
     facts: list[tuple[str, str, str]] = field(default_factory=list)
     _used: set[str] = field(default_factory=set)
 
@@ -161,14 +148,6 @@ class World:
         ids, needed = self.encoder.marked(answer, fields)
         return Question(task, self.rng.choice(wordings), ids, tuple(fields), needed)
 
-    def _worded(self, forms: Sequence[_Form]) -> _Form:
-        """One of the wordings of an answer."""
-        return self.rng.choice(forms) if self.free else forms[0]
-
-    def _dressed(self, form: str) -> str:
-        """A wording between an opener and a closer."""
-        return f"{self._worded(OPENERS)} {form}{self._worded(CLOSERS)}"
-
     def _stated(self, attribute: str, name: str, value: str) -> str:
         # The name stands before the value: attention is block-causal, so a value in the block before its name's cannot
         # know whose it is.
@@ -191,30 +170,23 @@ class World:
         return Item("kv", (piece,), lambda: self._ask_fact(name, attribute, value))
 
     def _ask_fact(self, name: str, attribute: str, value: str) -> Question:
-        verb = self._worded(VERBS)
-        form = self._worded(
-            (
-                f"the {attribute} of {name} {verb} {value}",
-                f"{name} has the {attribute} {value}",
-                f"for {name} the {attribute} {verb} {value}",
-            )
-        )
+        answer = self.wording.fact(attribute, name, value)
         wordings = (
             f"What is the {attribute} of {name}?",
             f"Give the {attribute} of {name}.",
             f"Which {attribute} does {name} have?",
             f"Look up the {attribute} that belongs to {name}.",
         )
-        return self._question("kv", wordings, self._dressed(form), (value,))
+        return self._question("kv", wordings, answer, (value,))
 
     def ask_multi(self) -> Question:
-        """Two to four values at once (task ``multi``), in the order asked, each worded in one of two ways."""
+        """Two to four values at once (task ``multi``), in the order asked."""
         chosen = self.rng.sample(self.facts, self.rng.randint(2, min(4, len(self.facts))))
         asked = [f"the {attribute} of {name}" for name, attribute, _ in chosen]
         joined = ", ".join(asked[:-1]) + f" and {asked[-1]}"
         wordings = (f"What are {joined}?", f"Give {joined}.", f"List {joined}.")
-        said = [self._worded((f"{name}: {value}", f"{name} has {value}")) for name, _, value in chosen]
-        return self._question("multi", wordings, self._dressed("; ".join(said)), [value for _, _, value in chosen])
+        answer = self.wording.several([(name, value) for name, _, value in chosen])
+        return self._question("multi", wordings, answer, [value for _, _, value in chosen])
 
     def hop(self) -> Item:
         """A value behind one relation (task ``hop``): two pieces, neither of which holds both names."""
@@ -230,17 +202,12 @@ class World:
         pieces = (self._ids(link), self._ids(self._stated(attribute, second, value)))
 
         def ask() -> Question:
-            form = self._worded(
-                (
-                    f"the {relation} of {first} is {second}, whose {attribute} {self._worded(VERBS)} {value}",
-                    f"{first} has {second} as {relation}, so the {attribute} is {value}",
-                )
-            )
+            answer = self.wording.hop(relation, first, second, attribute, value)
             wordings = (
                 f"What is the {attribute} of the {relation} of {first}?",
                 f"Find the {relation} of {first} and give that {attribute}.",
             )
-            return self._question("hop", wordings, self._dressed(form), (second, value))
+            return self._question("hop", wordings, answer, (second, value))
 
         return Item("hop", pieces, ask)
 
@@ -252,15 +219,13 @@ class World:
         )
 
         def ask() -> Question:
-            target = self._worded(("", " x =", " result ="))
-            form = self._worded((f"check({name}, {value})", f"test({name} == {value})", f"set({name}={value})"))
-            remark = self._worded(("", " # from its definition", " # see above"))
+            answer = self.wording.code(name, value)
             wordings = (
                 f"Write a line of code with {name} and its value.",
                 f"Use {name} with its value in one line of code.",
                 f"Complete the code: which value does {name} hold?",
             )
-            return self._question("code", wordings, f"{target} {form}{remark}", (name, value))
+            return self._question("code", wordings, answer, (name, value))
 
         return Item("code", (self._ids(definition),), ask)
 
@@ -272,10 +237,8 @@ class World:
         pairs = [("level", level), ("service", service), ("user", name), ("item", item), ("ms", duration)]
 
         def ask() -> Question:
-            order = self._worded(((0, 1, 2, 3, 4), (2, 0, 1, 4, 3), (3, 4, 2, 1, 0)))
-            body = ", ".join(f'"{pairs[index][0]}": "{pairs[index][1]}"' for index in order)
+            answer = self.wording.log(pairs)
             wordings = (f"Convert the log line of {name} to JSON.", f"Give the log entry of {name} as JSON.")
-            answer = f"{self._worded(('', ' Sure:', ' JSON:'))} {{{body}}}"
             return self._question("log", wordings, answer, [f'"{key}": "{value}"' for key, value in pairs])
 
         return Item("log", (self._ids(line),), ask)
@@ -314,7 +277,6 @@ class World:
                 told.append(f"plus {amount}")
             worked.append(f"{before} {operation} {amount} = {total}")
             results.append(str(total))
-        joint = self._worded(("; ", ", then "))
-        answer = f"{self._worded(OPENERS)} {joint.join(worked)}. Result: {total}."
-        wording = ", ".join(told)
-        return self._question("arith", (f"{wording}. Work it out step by step.",), answer, worked)
+        answer = self.wording.arithmetic(worked, total)
+        steps = ", ".join(told)
+        return self._question("arith", (f"{steps}. Work it out step by step.",), answer, worked)

@@ -37,7 +37,7 @@ def make_batch(material: Material, seed: int, step: int, plan: BatchPlan) -> Bat
     """The batch of one step."""
     draw = block_row if plan.kind == "block" else list_row
     seeds = (f"train/{seed}/{step}/{row}" for row in range(plan.rows))
-    rows = [draw(material, Random(row_seed), plan.length, free=plan.free, focus=plan.focus) for row_seed in seeds]
+    rows = [draw(material, Random(row_seed), plan.length, wording=plan.wording, focus=plan.focus) for row_seed in seeds]
     return Batch(
         plan,
         np.stack([row.tokens for row in rows]),

@@ -13,13 +13,14 @@ from herald_pipeline.model import ModelShape
 class BatchPlan:
     """One step: ``kind`` ``block`` (block-causal, two noisy copies) or ``list`` (bidirectional), rows and length.
 
-    ``free`` says whether answers are worded freely, ``focus`` which tasks are asked most.
+    ``wording`` says how answers are worded (:mod:`herald_exec.reference.wordings`), ``focus`` which tasks are asked
+    most.
     """
 
     kind: str
     length: int
     rows: int
-    free: bool = True
+    wording: str = "free"
     focus: tuple[str, ...] = ()
 
     @property
@@ -91,7 +92,7 @@ def _longer() -> Recipe:
     """
     longest, listed = BatchPlan("block", 8192, 8), BatchPlan("list", 1024, 64)
     long = BatchPlan("block", 4096, 16)
-    sharp = replace(long, free=False)
+    sharp = replace(long, wording="one")
     return Recipe(
         name="longer",
         shape=catalogue.get("herald-ref"),
@@ -116,7 +117,7 @@ def _finish() -> Recipe:
     long = BatchPlan("block", 4096, 16, focus=("hop", "code"))
     even, listed = BatchPlan("block", 4096, 16), BatchPlan("list", 1024, 64)
     longest = BatchPlan("block", 8192, 8, focus=("hop",))
-    sharp = replace(long, free=False)
+    sharp = replace(long, wording="one")
     return Recipe(
         name="finish",
         shape=catalogue.get("herald-ref"),
@@ -154,6 +155,27 @@ def _anchors(*, calibrated: bool = False) -> Recipe:
     )
 
 
+def _aligned() -> Recipe:
+    """From weights of ``longer`` (``--from``, another ``--seed``): answers are worded in many ways of one length.
+
+    Then a masked place never holds a value under one wording and its neighbour under another, which is where those
+    weights doubled tokens; blocks are shown as in :func:`_anchors`.
+    """
+    even, listed = BatchPlan("block", 4096, 16, "aligned"), BatchPlan("list", 1024, 64, "aligned")
+    long = replace(even, focus=("hop", "code"))
+    longest = BatchPlan("block", 8192, 8, "aligned", focus=("hop",))
+    return Recipe(
+        name="aligned",
+        shape=catalogue.get("herald-ref"),
+        phases=(Phase(0.12, (long, listed)), Phase(1.00, (long, even, listed, long, longest, even))),
+        steps=2400,
+        decay_from=0.2,
+        peak=0.75,
+        anchored=True,
+        evaluation_contexts=(4096, 8064, 1024, 2048),
+    )
+
+
 def _tiny() -> Recipe:
     """A few seconds on one CPU core: shows that every part works, learns next to nothing."""
     shape = replace(catalogue.get("herald-ref"), name="tiny-ref", num_layers=2, hidden_size=64, num_heads=4)
@@ -177,6 +199,7 @@ _RECIPES: dict[str, Callable[[], Recipe]] = {
     "finish": _finish,
     "anchors": _anchors,
     "anchors-calibrated": partial(_anchors, calibrated=True),
+    "aligned": _aligned,
     "tiny": _tiny,
 }
 

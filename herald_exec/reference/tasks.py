@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from herald_exec.reference import wordings
 from herald_exec.reference.facts import Item, Question, World
 from herald_exec.reference.filler import Filler, read_filler
 from herald_exec.reference.vocabulary import Encoder, key_words
@@ -22,6 +23,9 @@ SHARES = {"kv": 0.20, "multi": 0.18, "hop": 0.22, "code": 0.14, "log": 0.10, "re
 
 MAX_ANSWER_TOKENS = {"kv": 32, "multi": 96, "hop": 64, "code": 32, "log": 96, "rec": 96, "arith": 128}
 """Whole blocks of 32 that a right answer with its end token needs at most."""
+
+WORDING = "aligned"
+"""How the shipped weights word their answers (:mod:`herald_exec.reference.wordings`)."""
 
 MIN_CONTEXT = 256
 _ITEM_SHARE = 0.3
@@ -38,9 +42,9 @@ class Material:
     single: tuple[str, ...]
     double: tuple[str, ...]
 
-    def world(self, rng: Random, *, free: bool = True) -> World:
+    def world(self, rng: Random, *, wording: str = WORDING) -> World:
         """A fresh document's world."""
-        return World(rng, self.encoder, self.filler, self.single, self.double, free)
+        return World(rng, self.encoder, self.filler, self.single, self.double, wordings.wording(wording, rng))
 
 
 def read_material(folder: Path, filler: Path) -> Material:

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from herald_exec.reference import recipe
+from herald_exec.reference import SHIPPED, recipe
 from herald_exec.reference.documents import ANSWER, END, WORDING, Asker, block_row, list_row
 from herald_exec.reference.noise import KIND_WEIGHTS, block_masks, kind_weights, response_mask
+from herald_exec.reference.tasks import read_material
 from herald_exec.reference.vocabulary import EOS
 
 
@@ -59,14 +60,28 @@ def test_a_list_row_ends_in_a_response_of_answers_and_end_tokens(material):
         assert ANSWER not in row.kinds[: row.prompt]
 
 
-def test_without_freedom_every_question_has_one_wording(material):
-    world = material.world(Random(5), free=False)
+def test_worded_in_one_way_a_question_has_one_answer(material):
+    world = material.world(Random(5), wording="one")
     items = [world.fact() for _ in range(3)]
     answers = {world.encoder.decode(items[0].ask().answer) for _ in range(20)}
-    free = material.world(Random(5))
+    free = material.world(Random(5), wording="free")
     item = free.fact()
     assert len(answers) == 1
     assert len({free.encoder.decode(item.ask().answer) for _ in range(60)}) > 10
+
+
+@pytest.mark.parametrize("task", ["fact", "hop", "code", "log"])
+def test_aligned_wordings_keep_every_token_of_the_content_in_its_place(task):
+    """Answers to one question have one length, differ at five places at least, and never at a field's tokens."""
+    world = read_material(SHIPPED, SHIPPED / "filler-held-out.npz").world(Random(5), wording="aligned")
+    item = getattr(world, task)()
+    answers = [item.ask() for _ in range(200)]
+    differing = {
+        place for place, tokens in enumerate(zip(*(a.answer for a in answers), strict=True)) if len(set(tokens)) > 1
+    }
+    assert len(differing) >= 5
+    assert not any(answers[0].needed[place] for place in differing)
+    assert len({answer.needed for answer in answers}) == 1
 
 
 def test_the_second_copy_mostly_shows_what_the_first_hides():
