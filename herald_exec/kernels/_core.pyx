@@ -16,7 +16,7 @@ cdef extern from "herald.h" nogil:
         int dtype, head_dim, num_heads, num_slots, num_layers
 
     ctypedef struct herald_tuning:
-        int distance, streams, late, turned, tiles, near, warm, rows_ahead, bulk
+        int distance, streams, late, turned, tiles, near, warm, rows_ahead, bulk, even, pairs
 
     ctypedef struct herald_gather_tuning:
         int ahead, level, scattered, streaming
@@ -49,7 +49,7 @@ cdef extern from "herald.h" nogil:
         const float *self_k
         const float *self_v
         const herald_gather_args *gather
-        int x, num_heads, pv, key_only, smoothing, paper_like
+        int x, num_heads, pv, key_only, smoothing, paper_like, rescore_all
         herald_tuning tuning
         int64_t max_k
         float *output
@@ -133,7 +133,8 @@ def unmap_memory(uintptr_t address, size_t nbytes):
         herald_unmap(<void *> address, nbytes)
 
 
-def select(int tier, View kv, View draft, View keys8, double candidates, int64_t layer, int64_t draft_layer, int64_t[::1] slots, int64_t[::1] lengths,
+def select(int tier, View kv, View draft, View keys8, double candidates, int rescore_all,
+           int64_t layer, int64_t draft_layer, int64_t[::1] slots, int64_t[::1] lengths,
            int64_t[::1] budgets, int64_t[::1] draft_slots, int64_t[::1] draft_lengths, float[:, :, :, ::1] queries,
            float[:, :, :, ::1] self_k, float[:, :, :, ::1] self_v, int pv, int key_only, int smoothing,
            int paper_like, tuple tuning, int threads, float[:, :, :, ::1] output, int32_t[:, :, ::1] indices,
@@ -150,6 +151,7 @@ def select(int tier, View kv, View draft, View keys8, double candidates, int64_t
     args.draft = &draft.kv if draft is not None else NULL
     args.keys8 = &keys8.kv if keys8 is not None else NULL
     args.candidates = candidates
+    args.rescore_all = rescore_all
     args.layer, args.draft_layer, args.rows = layer, draft_layer, queries.shape[0]
     args.slots, args.lengths, args.budgets = &slots[0], &lengths[0], &budgets[0]
     args.draft_slots = &draft_slots[0] if draft_slots is not None else NULL
@@ -163,6 +165,7 @@ def select(int tier, View kv, View draft, View keys8, double candidates, int64_t
     args.tuning.distance, args.tuning.streams, args.tuning.late = tuning[0], tuning[1], tuning[2]
     args.tuning.turned, args.tuning.tiles, args.tuning.near = tuning[3], tuning[4], tuning[5]
     args.tuning.warm, args.tuning.rows_ahead, args.tuning.bulk = tuning[6], tuning[7], tuning[8]
+    args.tuning.even, args.tuning.pairs = tuning[9], tuning[10]
     args.max_k = indices.shape[2]
     args.output, args.counts, args.status = &output[0, 0, 0, 0], &counts[0, 0], &status[0, 0]
     args.indices = &indices[0, 0, 0] if indices.shape[2] > 0 else NULL

@@ -28,6 +28,8 @@ TUNINGS = (
     Tuning(turned=True, tiles=True, warm=64),
     Tuning(bulk=True),
     Tuning(bulk=True, tiles=True, rows_ahead=3),
+    Tuning(distance=4, streams=4, even=True, pairs=True),
+    Tuning(distance=2, tiles=True, even=True),
 )
 EDGE_SIZES = (1, 2, 3, 5, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 127, 129, 255, 257)
 
@@ -206,6 +208,7 @@ def cases() -> Iterator[Case]:
         for head_dim in (8, 40, 128, 256):
             yield Case((0, 1, 65, 700), (5, 1, 7, 60), x=x, head_dim=head_dim, keys8=True)
         yield Case((333, 2100), (20, 100), x=x, keys8=True, draft=(30, 0), own_key=True)
+        yield Case((333, 5000), (20, 250), x=x, keys8=True, options=SelectOptions(rescore_all=True))
         yield Case((100, 700), (9, 50), x=x, keys8=True, poison="nan")
         yield Case((100, 700), (9, 50), x=x, keys8=True, poison="inf")
     yield Case((300,), (400,), keys8=True, dtype="fp16", head_dim=64)

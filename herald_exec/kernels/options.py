@@ -37,7 +37,10 @@ class SelectOptions:
     paper_like
         Raw scores kept, a second exponential pass, a min-heap: the baseline of the benchmark.
     candidates
-        With 8-bit keys: times the budget that are scored again from K, 1 or more.
+        With 8-bit keys: this times the budget may be selected; what ranks within the budget over this is selected as
+        it is, and only the heaviest eighth of it scored again from K, with all those between. 1 or more.
+    rescore_all
+        With 8-bit keys: every candidate is scored again, so that the output's weights are K's as well.
     tuning
         Prefetch and where scores are computed; ``None`` is the processor's default.
     """
@@ -47,7 +50,8 @@ class SelectOptions:
     smoothing: int = 1
     keep_importance: bool = False
     paper_like: bool = False
-    candidates: float = 1.25
+    candidates: float = 1.1
+    rescore_all: bool = False
     tuning: Tuning | None = None
 
     def __post_init__(self) -> None:

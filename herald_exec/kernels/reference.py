@@ -13,6 +13,8 @@ from .options import Draft, Selection, SelectOptions, Store
 Float64 = npt.NDArray[np.float64]
 #: Two 8-bit importances this close (relative) may rank either way: fp32 sums in another order.
 CANDIDATE_TIE = 1e-4
+#: One in so many of the positions above the border, the heaviest, is scored again with 8-bit keys.
+HEAVY_SHARE = 8
 #: Rows and queries whose largest magnitude is below are zeros in 8 and 16 bits.
 ROUNDS_TO_ZERO = 1e-30
 
@@ -24,8 +26,9 @@ class Expected(Selection):
     Attributes
     ----------
     undecided
-        Positions, ``[rows, kv_heads, longest]``, that may be candidates of 8-bit keys or not: their 8-bit importance
-        ties with that of the last candidate. A kernel may give them exact or 8-bit importance, and only them.
+        Positions, ``[rows, kv_heads, longest]``, that may be scored again or not with 8-bit keys: their 8-bit
+        importance ties with that of the last candidate, or with either end of those that are selected without being
+        scored again. A kernel may give them exact or 8-bit importance, and only them.
     """
 
     undecided: npt.NDArray[np.bool_] | None = None
@@ -88,19 +91,25 @@ Probability = tuple[int, int, Float64, Float64]
 
 
 def _score_again(
-    importance: Float64, rows: list[Probability], scores: list[Float64], budget: int, candidates: float
+    importance: Float64, rows: list[Probability], scores: list[Float64], budget: int, options: SelectOptions
 ) -> tuple[list[Probability], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """8-bit probabilities with those of the candidates replaced; ``importance`` is replaced there in place.
+    """8-bit probabilities with those at the border replaced; ``importance`` is replaced there in place.
 
-    Also returns the candidates, and which positions tie with the last of them, when not all positions are candidates.
-    ``scores`` hold a row's exact scores; its 8-bit ones follow from the probabilities and are needed only as ratios.
+    Also returns what is selected, and which positions tie with the last of the candidates, of those that are selected
+    as they are, or of the heaviest. ``scores`` hold a
+    row's exact and 8-bit scores in turn.
     """
     length = len(importance)
-    chosen = topk(importance, min(length, int(np.ceil(budget * candidates))))
+    candidates = topk(importance, min(length, int(np.ceil(budget * options.candidates))))
+    num_sure = 0 if options.rescore_all else int(min(budget, length) / options.candidates)
+    sure = candidates[topk(importance[candidates], num_sure)]
+    heavy = sure[topk(importance[sure], -(-len(sure) // HEAVY_SHARE))]
     tied = np.zeros(length, bool)
-    if 0 < len(chosen) < length:
-        last = importance[chosen].min()
-        tied = np.abs(importance - last) <= CANDIDATE_TIE * last
+    for last in (candidates, sure, heavy):
+        if 0 < len(last) < length:
+            tied |= np.abs(importance - importance[last].min()) <= CANDIDATE_TIE * importance[last].min()
+    sure = np.setdiff1d(sure, heavy)
+    chosen = np.setdiff1d(candidates, sure)
     importance[chosen] = 0
     again = []
     for (i, head, p, values), (rounded, exact) in zip(rows, zip(scores[1::2], scores[::2], strict=True), strict=True):
@@ -109,7 +118,8 @@ def _score_again(
         new /= new.sum()
         importance[chosen] += new[chosen]
         again.append((i, head, new, values))
-    return again, chosen, tied
+    best = chosen[topk(importance[chosen], budget - len(sure))]
+    return again, np.sort(np.concatenate([sure, best])), tied
 
 
 def select(
@@ -188,12 +198,12 @@ def select(
                         probabilities.append((i, head * group + g, p, values))
             if options.smoothing > 1:
                 importance = smooth(importance, options.smoothing)
-            ranked = np.arange(length)
             if keys8:
-                probabilities, ranked, undecided[row, head, :length] = _score_again(
-                    importance, probabilities, exact_scores, int(budget[row]), options.candidates
+                probabilities, chosen, undecided[row, head, :length] = _score_again(
+                    importance, probabilities, exact_scores, int(budget[row]), options
                 )
-            chosen = ranked[topk(importance[ranked], int(budget[row]))]
+            else:
+                chosen = topk(importance, int(budget[row]))
             of_output = chosen if output_of is None else output_of.indices[row, head, : output_of.counts[row, head]]
             for i, query_head, p, values in probabilities:
                 if options.key_only or keys8:

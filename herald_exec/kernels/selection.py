@@ -202,6 +202,7 @@ def select(
         extra.view,
         check_keys8(keys8, store, refused=options.paper_like or options.smoothing > 1),
         options.candidates,
+        int(options.rescore_all),
         layer,
         extra.layer,
         slot_of,

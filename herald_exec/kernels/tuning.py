@@ -50,6 +50,10 @@ class Tuning:
     bulk
         A tile is read in one run just before use, so that the hardware prefetches, in place of software (``distance``
         is then ignored).
+    even
+        Prefetches go on while scores become probabilities, in place of resting there.
+    pairs
+        Of single rows every second line is asked for: the hardware fetches lines in pairs.
     """
 
     distance: int = 0
@@ -61,6 +65,8 @@ class Tuning:
     warm: int = 0
     rows_ahead: int = 32
     bulk: bool = False
+    even: bool = False
+    pairs: bool = False
 
     def __post_init__(self) -> None:
         _checked({"distance": (0, 128), "streams": (1, 8), "warm": (0, 4096), "rows_ahead": (0, 256)}, self)

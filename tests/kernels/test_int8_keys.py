@@ -55,7 +55,8 @@ def test_the_selected_set_is_that_of_exact_keys_but_for_near_ties(tier):
     queries = np.random.default_rng(3).standard_normal((1, 1, 8, 128)).astype(np.float32)
     options = kernels.SelectOptions(key_only=True, keep_importance=True)
     exact = kernels.select(pool, 0, [0], [3000], queries, [150], options=options)
-    found = kernels.select(pool, 0, [0], [3000], queries, [150], keys8=keys)
+    all_again = kernels.SelectOptions(rescore_all=True)
+    found = kernels.select(pool, 0, [0], [3000], queries, [150], keys8=keys, options=all_again)
     for head in range(2):
         importance, theirs = exact.importance[0, head], exact.indices[0, head]
         differing = np.setxor1d(found.indices[0, head], theirs)
@@ -63,6 +64,22 @@ def test_the_selected_set_is_that_of_exact_keys_but_for_near_ties(tier):
         if not differing.size:
             part = slice(4 * head, 4 * head + 4)
             np.testing.assert_allclose(found.output[:, :, part], exact.output[:, :, part], atol=1e-5)
+
+
+def test_scoring_only_the_border_again_selects_what_scoring_all_candidates_again_selects(tier):
+    """Ranks far above the budget cannot leave it; their weights in the output keep 8-bit scores, off by a hundredth."""
+    pool, _k = filled()
+    keys = kernels.Int8Keys(pool)
+    keys.update(0, 0, 0, 3000)
+    queries = np.random.default_rng(3).standard_normal((1, 1, 8, 128)).astype(np.float32)
+    border, every = (
+        kernels.select(
+            pool, 0, [0], [3000], queries, [150], keys8=keys, options=kernels.SelectOptions(rescore_all=whole)
+        )
+        for whole in (False, True)
+    )
+    np.testing.assert_array_equal(border.indices, every.indices)
+    assert 0 < np.abs(border.output - every.output).max() < 0.02 * np.abs(every.output).max()
 
 
 def test_an_update_of_a_part_leaves_the_rest():

@@ -130,10 +130,11 @@ static void FN(attend_dot)(const herald_attend *args) {
         const char *k = args->stream.k + tile * args->stream.tile_bytes;
         const char *v = args->stream.v + tile * args->stream.tile_bytes;
         float *p = (float *)(args->p + (args->keep_p ? (size_t)tile * FN(p_tile_few)(rows) : 0));
-        FN(qk_few)(k, stride, n, q, chunks, rows, 1, p,
-                   prefetch_of(ahead_bytes ? k + ahead_bytes : NULL, HERALD_TILE * stride,
-                               HERALD_TILE / QK_KEYS * chunks, &args->tuning));
-        int rescale = FN(softmax_few)(p, n, rows, args->m, args->l, scale);
+        int64_t steps = HERALD_TILE / QK_KEYS * chunks;
+        prefetch lines = prefetch_of(ahead_bytes ? k + ahead_bytes : NULL, HERALD_TILE * stride, steps, &args->tuning);
+        lines.every = left_out(steps, args->tuning.even ? softmax_steps(rows) : 0);
+        FN(qk_few)(k, stride, n, q, chunks, rows, 1, p, lines);
+        int rescale = FN(softmax_few)(p, n, rows, args->m, args->l, scale, go_on(lines, steps, args->tuning.even));
         if (args->keep_p) memcpy(args->p_max + tile * rows, args->m, sizeof(float) * (size_t)rows);
         if (!args->output) continue;
         if (rescale)

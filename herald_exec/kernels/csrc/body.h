@@ -20,10 +20,12 @@
 /* A tier with matrix tiles may score few rows on them: START gives NULL where it does not, QK whether it did this tile. */
 #ifndef START_TILES
 #define START_TILES(args, scratch) NULL
-#define QK_TILES(args, tiles, k, n, p, ahead) 0
+#define QK_TILES(args, tiles, k, n, p, lines) 0
+#define QK_TILE_STEPS(args) 0
 #define STOP_TILES() ((void)0)
 #define START_INT8_TILES(args, q, dim, scratch) NULL
-#define INT8_TILES(args, tiles, k, unit, p, ahead) ((void)0)
+#define INT8_TILES(args, tiles, k, unit, p, lines) ((void)0)
+#define INT8_TILE_STEPS(args) 0
 #endif
 
 /* 2^x for x <= 0; below 2^-100 it is 0, so that no denormal slows the products. Relative error 2e-7; NaN stays. */
@@ -70,13 +72,17 @@ INLINE void read_in_bulk(const char *from, int64_t bytes) {
 typedef struct {
     const char *from;
     int64_t lines, apart, step;
-    int near;
+    int near, every; /* every: one step in so many is left out, and made up for in the softmax; 0: none */
 } prefetch;
+
+#ifdef DECLARE_TILES
+DECLARE_TILES
+#endif
 
 /* `bytes` from `from` on over `steps` steps. */
 INLINE prefetch prefetch_of(const char *from, int64_t bytes, int64_t steps, const herald_tuning *tuning) {
-    int64_t lines = (bytes / 64 + steps - 1) / steps;
-    prefetch found = {from, from ? lines : 0, 64, lines * 64, tuning->near};
+    int64_t lines = steps ? (bytes / 64 + steps - 1) / steps : 0;
+    prefetch found = {from, from ? lines : 0, 64, lines * 64, tuning->near, 0};
     if (tuning->streams > 1 && lines > 1) found.apart = bytes / lines, found.step = 64;
     return found;
 }
@@ -139,14 +145,15 @@ static void FN(unpack)(const float *from, int rows, int head_dim, int padded, in
 
 INLINE void qk_rows(const char *k, int64_t stride, int n, const float *q, int chunks, int rows, int bf16, float *s,
                     prefetch ahead) {
-    for (int j = 0, step = 0; j < n; j += QK_KEYS) {
+    for (int j = 0, step = 0, left = ahead.every; j < n; j += QK_KEYS) {
         const char *key[QK_KEYS]; /* a tail repeats the last key: its extra scores are masked later */
         for (int i = 0; i < QK_KEYS; i++) key[i] = k + (j + i < n ? j + i : n - 1) * stride;
         vf acc[QK_KEYS * 4];
         for (int i = 0; i < QK_KEYS * 4; i++) acc[i] = vf_set1(0.0f);
         for (int c = 0; c < chunks; c++) {
             vf a[QK_KEYS], b[QK_KEYS];
-            prefetch_step(ahead, step++);
+            if (left && --left == 0) left = ahead.every;
+            else prefetch_step(ahead, step++);
 #pragma GCC unroll 8
             for (int i = 0; i < QK_KEYS; i++) load_chunk(key[i], c, bf16, &a[i], &b[i]);
 #pragma GCC unroll 4
@@ -178,8 +185,23 @@ static void FN(qk_few)(const char *k, int64_t stride, int n, const float *q, int
     }
 }
 
+/* With `even`, the softmax takes over some of the prefetches of the scores before it, so that memory never rests: where
+ * it goes on, or nothing. */
+typedef struct {
+    prefetch lines;
+    int64_t step;
+} going_on;
+INLINE int softmax_steps(int rows) { return rows * (HERALD_TILE / W - 1); }
+/* One step in so many of `steps` is left out for the softmax to make up within `more`. */
+INLINE int left_out(int64_t steps, int more) { return more ? (int)((steps + more - 1) / more) : 0; }
+INLINE going_on go_on(prefetch lines, int64_t steps, int even) {
+    going_on rest = {lines, lines.every ? steps - steps / lines.every : steps};
+    if (!even) rest.lines.lines = 0;
+    return rest;
+}
+
 /* Scores of one tile to p in place; m, l updated; scale[row] = what o must be multiplied by. Returns whether any is not 1. */
-static int FN(softmax_few)(float *s, int n, int rows, float *m, float *l, float *scale) {
+static int FN(softmax_few)(float *s, int n, int rows, float *m, float *l, float *scale, going_on ahead) {
     int rescale = 0;
     for (int row = 0; row < rows; row++, s += HERALD_TILE) {
         for (int j = n; j < HERALD_TILE; j++) s[j] = -__builtin_inff();
@@ -189,6 +211,7 @@ static int FN(softmax_few)(float *s, int n, int rows, float *m, float *l, float 
         vf sum = vf_set1(0.0f);
         for (int j = 0; j < HERALD_TILE; j += W) {
             vf p = vf_exp2(vf_sub(vf_load(s + j), vf_set1(now)));
+            if (j) prefetch_step(ahead.lines, ahead.step++);
             vf_store(s + j, p);
             sum = vf_add(sum, p);
         }
@@ -340,7 +363,8 @@ static void FN(attend_few)(const herald_attend *args) {
     memset(o, 0, sizeof(float) * (size_t)(rows * dim));
     for (int row = 0; row < rows; row++) args->m[row] = HERALD_SCORE_MIN, args->l[row] = 0.0f;
     int fetch = tuning->distance > 0 && direct && !tuning->bulk, late = fetch && args->output && tuning->late && tuning->distance % 2 == 0;
-    int64_t qk_steps = (HERALD_TILE / QK_KEYS) * chunks;
+    int64_t qk_steps = (HERALD_TILE / QK_KEYS) * chunks, tile_steps = QK_TILE_STEPS(args);
+    int even = fetch && !late && tuning->even, more = even ? softmax_steps(rows) : 0;
     char *tiles = START_TILES(args, &scratch);
     for (int64_t first = 0, tile = 0; first < args->num_keys; first += HERALD_TILE, tile++) {
         int n = (int)(args->num_keys - first < HERALD_TILE ? args->num_keys - first : HERALD_TILE);
@@ -350,11 +374,15 @@ static void FN(attend_few)(const herald_attend *args) {
         if (fetch) FN(ahead_of)(args, tile, &k_ahead, &v_ahead);
         if (tuning->bulk) read_in_bulk(k, n * row_bytes);
         if (!direct) FN(widen)(k, args->dtype, args->head_dim, n, wide, dim), k = (const char *)wide;
-        if (!tiles || !QK_TILES(args, tiles, k, n, p, late ? NULL : k_ahead))
-            FN(qk_few)(k, stride, n, q, chunks, rows, bf16, p,
-                       prefetch_of(late ? NULL : k_ahead, tile_half, qk_steps, tuning));
+        prefetch lines = prefetch_of(late ? NULL : k_ahead, tile_half, tile_steps + more, tuning);
+        if (!tiles || !QK_TILES(args, tiles, k, n, p, lines)) {
+            lines = prefetch_of(late ? NULL : k_ahead, tile_half, qk_steps, tuning);
+            lines.every = left_out(qk_steps, more);
+            FN(qk_few)(k, stride, n, q, chunks, rows, bf16, p, lines);
+        }
         if (args->raw) p = memcpy(apart, p, FN(p_tile_few)(rows));
-        int rescale = FN(softmax_few)(p, n, rows, args->m, args->l, scale);
+        int rescale = FN(softmax_few)(p, n, rows, args->m, args->l, scale,
+                                      go_on(lines, lines.every || !tiles ? qk_steps : tile_steps, even));
         if (args->keep_p) memcpy(args->p_max + tile * rows, args->m, sizeof(float) * (size_t)rows);
         if (!args->output) continue;
         if (rescale)
@@ -391,14 +419,15 @@ static void FN(pack_int16)(const float *from, int rows, int head_dim, int padded
 
 INLINE void qk_int8_rows(const char *k, int64_t stride, int n, const int16_t *q, int steps, int rows, float *s,
                          prefetch ahead) {
-    for (int j = 0, at = 0; j < n; j += QK_KEYS) {
+    for (int j = 0, at = 0, left = ahead.every; j < n; j += QK_KEYS) {
         const int8_t *key[QK_KEYS];
         for (int i = 0; i < QK_KEYS; i++) key[i] = (const int8_t *)k + (j + i < n ? j + i : n - 1) * stride;
         vi acc[QK_KEYS * 4];
         for (int i = 0; i < QK_KEYS * 4; i++) acc[i] = vi_zero();
         for (int c = 0; c < steps; c++) {
             wide_keys wide[QK_KEYS];
-            prefetch_step(ahead, at++);
+            if (left && --left == 0) left = ahead.every;
+            else prefetch_step(ahead, at++);
 #pragma GCC unroll 8
             for (int i = 0; i < QK_KEYS; i++) load_keys(key[i] + c * CHUNK_FLOATS, wide[i]);
 #pragma GCC unroll 4
@@ -424,16 +453,20 @@ static void FN(scan_int8)(const herald_attend *args) {
     float *factor = (float *)FN(take)(&scratch, sizeof(float) * (size_t)rows);
     FN(pack_int16)(args->q, rows, args->head_dim, dim, q, unit);
     char *tiles = START_INT8_TILES(args, q, dim, &scratch);
+    int fetch = ahead_tiles > 0 && !args->tuning.bulk, more = fetch && args->tuning.even ? softmax_steps(rows) : 0;
+    int64_t at_once = tiles ? INT8_TILE_STEPS(args) : HERALD_TILE / QK_KEYS * steps; /* steps of the scores */
     for (int row = 0; row < rows; row++) args->m[row] = HERALD_SCORE_MIN, args->l[row] = 0.0f;
     for (int64_t first = 0, tile = 0; first < args->num_keys; first += HERALD_TILE, tile++) {
         int n = (int)(args->num_keys - first < HERALD_TILE ? args->num_keys - first : HERALD_TILE);
         const char *k = args->stream.k + tile * args->stream.tile_bytes;
         const float *scale = (const float *)(k + HERALD_TILE * stride);
-        const char *next = ahead_tiles && !args->tuning.bulk ? k + ahead_tiles * args->stream.tile_bytes : NULL;
+        const char *next = fetch ? k + ahead_tiles * args->stream.tile_bytes : NULL;
         if (args->tuning.bulk) read_in_bulk(k, args->stream.tile_bytes);
         float *p = (float *)(args->p + (size_t)tile * FN(p_tile_few)(rows));
-        prefetch ahead = prefetch_of(next, args->stream.tile_bytes, HERALD_TILE / QK_KEYS * steps, &args->tuning);
-        if (tiles) INT8_TILES(args, tiles, k, unit, p, next);
+        prefetch ahead = prefetch_of(next, args->stream.tile_bytes, tiles ? at_once + more : at_once, &args->tuning);
+        if (!tiles) ahead.every = left_out(at_once, more);
+        going_on rest = go_on(ahead, at_once, more > 0);
+        if (tiles) INT8_TILES(args, tiles, k, unit, p, ahead);
         for (int row = 0; row < rows && !tiles; row += 4, ahead.lines = 0) {
             const int16_t *qr = q + row * dim;
             float *sr = p + row * HERALD_TILE;
@@ -449,7 +482,7 @@ static void FN(scan_int8)(const herald_attend *args) {
                 float *s = p + row * HERALD_TILE + j;
                 vf_store(s, vf_mul(vf_load(s), vf_mul(vf_load(scale + j), vf_set1(unit[row]))));
             }
-        FN(softmax_few)(p, n, rows, args->m, args->l, factor);
+        FN(softmax_few)(p, n, rows, args->m, args->l, factor, rest);
         memcpy(args->p_max + tile * rows, args->m, sizeof(float) * (size_t)rows);
     }
     if (tiles) STOP_TILES();
@@ -461,9 +494,10 @@ INLINE const char *row_at(const char *first, const herald_attend *args, int64_t 
     return first + position / HERALD_TILE * args->stream.tile_bytes + position % HERALD_TILE * bytes;
 }
 
-/* Lines out of order: two neighbours in order make the hardware fetch on behind the row. */
-INLINE void ask_for_row(const char *row, int64_t bytes) {
-    for (int64_t i = 64; i < bytes; i += 128) __builtin_prefetch(row + i, 0, 2);
+/* Lines out of order: two neighbours in order make the hardware fetch on behind the row. With `pairs` the first of two
+ * lines only: a miss of one makes the hardware fetch the other, without one of the core's few miss buffers. */
+INLINE void ask_for_row(const char *row, int64_t bytes, int pairs) {
+    for (int64_t i = 64; i < bytes && !pairs; i += 128) __builtin_prefetch(row + i, 0, 2);
     for (int64_t i = 0; i < bytes; i += 128) __builtin_prefetch(row + i, 0, 2);
 }
 
@@ -472,10 +506,10 @@ static void FN(take_rows)(const herald_attend *args, const char *base, const int
                           int64_t total, char *to) {
     int64_t bytes = (int64_t)args->head_dim * herald_element_bytes(args->dtype), ahead = args->tuning.rows_ahead;
     for (int64_t i = 0; first == 0 && i < ahead && i < total; i++)
-        ask_for_row(row_at(base, args, positions[i], bytes), bytes);
+        ask_for_row(row_at(base, args, positions[i], bytes), bytes, args->tuning.pairs);
     for (int64_t i = first; i < first + some; i++, to += bytes) {
         if (ahead && i + ahead < total)
-            ask_for_row(row_at(base, args, positions[i + ahead], bytes), bytes);
+            ask_for_row(row_at(base, args, positions[i + ahead], bytes), bytes, args->tuning.pairs);
         copy_block(to, row_at(base, args, positions[i], bytes), bytes, 0);
     }
 }
@@ -497,7 +531,7 @@ static void FN(score)(const herald_attend *args, const int32_t *positions, int64
         const char *k = taken;
         FN(take_rows)(args, args->stream.k, positions, first, n, count + more, taken);
         if (!direct) FN(widen)(k, args->dtype, args->head_dim, n, wide, dim), k = (const char *)wide;
-        if (!tiles || !QK_TILES(args, tiles, k, n, s, NULL))
+        if (!tiles || !QK_TILES(args, tiles, k, n, s, (prefetch){0}))
             FN(qk_few)(k, direct ? bytes : dim * (int64_t)sizeof(float), n, q, chunks, rows, bf16, s, (prefetch){0});
         for (int row = 0; row < rows; row++) {
             float *p = s + row * HERALD_TILE;
@@ -509,17 +543,23 @@ static void FN(score)(const herald_attend *args, const int32_t *positions, int64
     if (tiles) STOP_TILES();
 }
 
-/* Factor of each row for one tile; a row whose l is not finite carries its NaN into the importance. */
-INLINE float tile_weight(float p_max, float m, float inv_l) {
-    float lanes[W];
-    vf_store(lanes, vf_exp2(vf_set1(p_max - m)));
-    return lanes[0] * inv_l;
+/* 2^(a tile's maximum - the whole's) of each row. */
+static void FN(tile_factors)(const float *p_max, const float *m, int rows, float *to) {
+    int row = 0;
+    for (; row + W <= rows; row += W) vf_store(to + row, vf_exp2(vf_sub(vf_load(p_max + row), vf_load(m + row))));
+    if (row == rows) return;
+    float tops[W] = {0}, lanes[W];
+    for (int i = row; i < rows; i++) tops[i - row] = p_max[i] - m[i];
+    vf_store(lanes, vf_exp2(vf_load(tops)));
+    memcpy(to + row, lanes, sizeof(float) * (size_t)(rows - row));
 }
 
 static void FN(importance_few)(const herald_attend *args, const float *m, const float *inv_l, float *out) {
     int64_t tiles = (args->num_keys + HERALD_TILE - 1) / HERALD_TILE;
+    float factor[1024];
     for (int64_t tile = 0; tile < tiles; tile++, out += HERALD_TILE) {
         const float *p = (const float *)(args->p + (size_t)tile * FN(p_tile_few)(args->rows));
+        if (!args->raw) FN(tile_factors)(args->p_max + tile * args->rows, m, args->rows, factor);
         if (args->warm) prefetch_bytes(args->warm + tile * HERALD_WARM_BYTES, HERALD_WARM_BYTES);
         vf sum[HERALD_TILE / W];
         for (int j = 0; j < HERALD_TILE / W; j++) sum[j] = vf_set1(0.0f);
@@ -530,7 +570,7 @@ static void FN(importance_few)(const herald_attend *args, const float *m, const 
                     sum[j] = vf_fma(vf_exp2(vf_sub(vf_load(p + j * W), top)), inverse, sum[j]);
                 continue;
             }
-            vf weight = vf_set1(tile_weight(args->p_max[tile * args->rows + row], m[row], inv_l[row]));
+            vf weight = vf_set1(factor[row] * inv_l[row]);
             for (int j = 0; j < HERALD_TILE / W; j++) sum[j] = vf_fma(vf_load(p + j * W), weight, sum[j]);
         }
         for (int j = 0; j < HERALD_TILE / W; j++) vf_store(out + j * W, sum[j]);
@@ -540,16 +580,14 @@ static void FN(importance_few)(const herald_attend *args, const float *m, const 
 /* Indices ascend, so neighbours share a tile: its factors are found once. */
 static void FN(weights_few)(const herald_attend *args, const float *m, const int32_t *indices, int count, float *out,
                             int stride) {
-    for (int row = 0; row < args->rows; row++) {
-        int64_t last = -1;
-        float factor = 0.0f;
-        for (int i = 0; i < count; i++) {
-            int64_t tile = indices[i] / HERALD_TILE;
-            const float *p = (const float *)(args->p + (size_t)tile * FN(p_tile_few)(args->rows));
-            if (tile != last) factor = tile_weight(args->p_max[tile * args->rows + row], m[row], 1.0f);
-            last = tile;
-            out[row * stride + i] = p[row * HERALD_TILE + indices[i] % HERALD_TILE] * factor;
-        }
+    int64_t last = -1;
+    float factor[1024];
+    for (int i = 0; i < count; i++) {
+        int64_t tile = indices[i] / HERALD_TILE;
+        const float *p = (const float *)(args->p + (size_t)tile * FN(p_tile_few)(args->rows)) + indices[i] % HERALD_TILE;
+        if (tile != last) FN(tile_factors)(args->p_max + tile * args->rows, m, args->rows, factor);
+        last = tile;
+        for (int row = 0; row < args->rows; row++) out[row * stride + i] = p[row * HERALD_TILE] * factor[row];
     }
 }
 
@@ -576,67 +614,87 @@ static void FN(accumulate)(const herald_attend *args, const int32_t *positions, 
     FN(unpack)(o, rows, args->head_dim, dim, bf16, args->o);
 }
 
-/* ---- MANY ----------------------------------------------------------------------------------------------------- */
+/* ---- MANY -----------------------------------------------------------------------------------------------------
+ *
+ * Arrays of [items][query rows] lie in panels of PANEL query rows, each panel [items][its rows]: a panel of queries (16 KiB at
+ * head_dim 128) stays in the first cache while every key of a tile meets it. Unbroken rows of 128 queries would be 64 KiB, of
+ * which a column of panels uses half of the cache's sets.
+ */
+#define PANEL (GEMM_LANES >= 2 ? 2 * W : W)
+INLINE int panel_width(int lanes, int first) { return lanes - first < PANEL ? lanes - first : PANEL; }
+/* Where item `item` of the panel that begins at query row `first` lies. */
+INLINE int64_t in_panel(int items, int first, int width, int item) {
+    return (int64_t)first * items + (int64_t)item * width;
+}
 
-/* c[i][lane] = scale[lane] * c[i][lane] + sum over t of a(t, i) * b[t][lane], a(t, i) = a[t * at + i * ai]. */
-INLINE void gemm_block(const float *a, int64_t at, int64_t ai, int items, const float *b, int64_t bt, int steps,
-                       float *c, int64_t ci, int lanes, const float *scale) {
+/* c[i][lane] = scale[lane] * c[i][lane] + sum over t of a(t, i) * b[t][lane], a(t, i) = a[t * at + i * ai]; rows of b and c
+ * are lanes * W floats. */
+INLINE void gemm_block(const float *a, int64_t at, int64_t ai, int items, const float *b, int steps, float *c, int lanes,
+                       const float *scale) {
     vf acc[16]; /* items x lanes <= 16 */
 #pragma GCC unroll 8
     for (int i = 0; i < items; i++)
-#pragma GCC unroll 4
+#pragma GCC unroll 2
         for (int x = 0; x < lanes; x++)
             acc[i * lanes + x] =
-                scale ? vf_mul(vf_load(c + i * ci + x * W), vf_load(scale + x * W)) : vf_set1(0.0f);
+                scale ? vf_mul(vf_load(c + (i * lanes + x) * W), vf_load(scale + x * W)) : vf_set1(0.0f);
     for (int t = 0; t < steps; t++) {
-        vf right[GEMM_LANES];
-#pragma GCC unroll 4
-        for (int x = 0; x < lanes; x++) right[x] = vf_load(b + t * bt + x * W);
+        vf right[2];
+#pragma GCC unroll 2
+        for (int x = 0; x < lanes; x++) right[x] = vf_load(b + (t * lanes + x) * W);
 #pragma GCC unroll 8
         for (int i = 0; i < items; i++) {
             vf left = vf_set1(a[t * at + i * ai]);
-#pragma GCC unroll 4
+#pragma GCC unroll 2
             for (int x = 0; x < lanes; x++) acc[i * lanes + x] = vf_fma(left, right[x], acc[i * lanes + x]);
         }
     }
 #pragma GCC unroll 8
     for (int i = 0; i < items; i++)
-#pragma GCC unroll 4
-        for (int x = 0; x < lanes; x++) vf_store(c + i * ci + x * W, acc[i * lanes + x]);
+#pragma GCC unroll 2
+        for (int x = 0; x < lanes; x++) vf_store(c + (i * lanes + x) * W, acc[i * lanes + x]);
 }
 
-/* All items (a multiple of 8: keys of a tile, or head_dim) x `lanes` query rows (a multiple of W). Narrow blocks take more
- * items, so that eight and more independent sums hide the latency. */
-#define GEMM_PASS(LANES, ITEMS) \
-    for (; lane + (LANES) * W <= lanes; lane += (LANES) * W) \
-        for (int i = 0; i < items; i += (ITEMS)) \
-            gemm_block(a + i * ai, at, ai, ITEMS, b + lane, lanes, steps, c + (int64_t)i * lanes + lane, lanes, LANES, \
-                       scale ? scale + lane : NULL);
-static void FN(gemm)(const float *a, int64_t at, int64_t ai, int items, const float *b, int lanes, int steps, float *c,
-                     const float *scale) {
-    int lane = 0;
-#if GEMM_LANES >= 4
-    GEMM_PASS(4, 4)
-#endif
-#if GEMM_LANES >= 2
-    GEMM_PASS(2, GEMM_LANES >= 4 ? 8 : 4)
-#endif
-    GEMM_PASS(1, 8)
+/* `items` (a multiple of 8: keys of a tile, or head_dim; c has room for `room` of them) x `lanes` query rows (a multiple of
+ * W). Sixteen independent sums (eight where registers are few) hide the latency of multiply-adds; a panel's two vectors are
+ * loaded once for all items of a block. `bytes` from `next` on are prefetched evenly: a burst would hold up the loads. */
+static void FN(gemm)(const float *a, int64_t at, int64_t ai, int items, const float *b, int b_items, int lanes, int steps,
+                     float *c, int room, const float *scale, const char *next, int64_t bytes, const herald_tuning *tuning) {
+    int single = lanes % PANEL != 0, step = 0;
+    prefetch ahead = prefetch_of(next, bytes, lanes / PANEL * (items / PAIR_ITEMS) + single * (items / 8), tuning);
+    for (int first = 0; first < lanes; first += PANEL) {
+        int width = panel_width(lanes, first);
+        const float *right = b + in_panel(b_items, first, width, 0), *by = scale ? scale + first : NULL;
+        float *to = c + in_panel(room, first, width, 0);
+        if (width == W)
+            for (int i = 0; i < items; i += 8, to += 8 * W) {
+                prefetch_step(ahead, step++);
+                gemm_block(a + i * ai, at, ai, 8, right, steps, to, 1, by);
+            }
+        else
+            for (int i = 0; i < items; i += PAIR_ITEMS, to += PAIR_ITEMS * 2 * W) {
+                prefetch_step(ahead, step++);
+                gemm_block(a + i * ai, at, ai, PAIR_ITEMS, right, steps, to, 2, by);
+            }
+    }
 }
 
 static size_t FN(p_tile_many)(int rows) { return sizeof(float) * HERALD_TILE * herald_round_up((size_t)rows, W); }
 static size_t FN(p_max_many)(int rows) { return herald_round_up((size_t)rows, W); }
 
-/* m, l, scale: [lanes]. */
+/* s: [panels][HERALD_TILE][rows of a panel]; m, l, scale: [lanes]. */
 static void FN(softmax_many)(float *s, int n, int lanes, float *m, float *l, float *scale) {
     for (int lane = 0; lane < lanes; lane += W) {
+        int first = lane / PANEL * PANEL, width = panel_width(lanes, first);
+        float *column = s + in_panel(HERALD_TILE, first, width, 0) + lane - first;
         vf old = vf_load(m + lane), now = old, sum = vf_set1(0.0f);
-        for (int j = 0; j < n; j++) now = vf_max(vf_load(s + j * lanes + lane), now);
+        for (int j = 0; j < n; j++) now = vf_max(vf_load(column + j * width), now);
         for (int j = 0; j < n; j++) {
-            vf p = vf_exp2(vf_sub(vf_load(s + j * lanes + lane), now));
-            vf_store(s + j * lanes + lane, p);
+            vf p = vf_exp2(vf_sub(vf_load(column + j * width), now));
+            vf_store(column + j * width, p);
             sum = vf_add(sum, p);
         }
+        for (int j = n; j < HERALD_TILE; j++) vf_store(column + j * width, vf_set1(0.0f));
         vf factor = vf_exp2(vf_sub(old, now));
         vf_store(scale + lane, factor);
         vf_store(l + lane, vf_fma(vf_load(l + lane), factor, sum));
@@ -648,12 +706,15 @@ static void FN(attend_many)(const herald_attend *args) {
     int rows = args->rows, lanes = (int)herald_round_up((size_t)rows, W), dim = args->head_dim;
     float m[1024], l[1024], scale[1024];
     char *scratch = args->scratch;
-    float *q = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(lanes * dim));  /* [dim][lanes] */
-    float *o = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(lanes * dim));  /* [dim][lanes] */
+    float *q = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(lanes * dim)); /* items: head_dim */
+    float *o = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(lanes * dim)); /* items: head_dim */
     float *wide = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(HERALD_TILE * FN(padded)(dim)));
     float *apart = (float *)FN(take)(&scratch, FN(p_tile_many)(rows));
-    for (int c = 0; c < dim; c++)
-        for (int row = 0; row < lanes; row++) q[c * lanes + row] = row < rows ? args->q[row * dim + c] : 0.0f;
+    for (int row = 0; row < lanes; row++) {
+        int first = row / PANEL * PANEL, width = panel_width(lanes, first);
+        for (int c = 0; c < dim; c++)
+            q[in_panel(dim, first, width, c) + row - first] = row < rows ? args->q[row * dim + c] : 0.0f;
+    }
     memset(o, 0, sizeof(float) * (size_t)(lanes * dim));
     for (int row = 0; row < lanes; row++) m[row] = HERALD_SCORE_MIN, l[row] = 0.0f;
     int64_t ahead_bytes = (args->tuning.distance + 1) / 2 * args->stream.tile_bytes;
@@ -664,48 +725,50 @@ static void FN(attend_many)(const herald_attend *args) {
         const char *k = args->stream.k + tile * args->stream.tile_bytes;
         const char *v = args->stream.v + tile * args->stream.tile_bytes;
         float *p = (float *)(args->p + (args->keep_p ? (size_t)tile * FN(p_tile_many)(rows) : 0));
-        if (ahead_bytes) prefetch_bytes(k + ahead_bytes, tile_half);
+        const char *k_next = ahead_bytes ? k + ahead_bytes : NULL, *v_next = ahead_bytes ? v + ahead_bytes : NULL;
         FN(widen)(k, args->dtype, dim, n, wide, dim);
         if (n < items) memset(wide + (int64_t)n * dim, 0, sizeof(float) * (size_t)((items - n) * dim));
-        FN(gemm)(wide, 1, dim, items, q, lanes, dim, p, NULL);
+        FN(gemm)(wide, 1, dim, items, q, dim, lanes, dim, p, HERALD_TILE, NULL, k_next, tile_half, &args->tuning);
         if (args->raw) p = memcpy(apart, p, FN(p_tile_many)(rows));
         FN(softmax_many)(p, n, lanes, m, l, scale);
-        if (n < HERALD_TILE) memset(p + (int64_t)n * lanes, 0, sizeof(float) * (size_t)((HERALD_TILE - n) * lanes));
         if (args->keep_p) memcpy(args->p_max + tile * lanes, m, sizeof(float) * (size_t)lanes);
         if (!args->output) continue;
-        if (ahead_bytes) prefetch_bytes(v + ahead_bytes, tile_half);
         FN(widen)(v, args->dtype, dim, n, wide, dim);
-        FN(gemm)(wide, dim, 1, dim, p, lanes, n, o, scale);
+        FN(gemm)(wide, dim, 1, dim, p, HERALD_TILE, lanes, n, o, dim, scale, v_next, tile_half, &args->tuning);
     }
     memcpy(args->m, m, sizeof(float) * (size_t)rows);
     memcpy(args->l, l, sizeof(float) * (size_t)rows);
-    if (args->output)
-        for (int row = 0; row < rows; row++)
-            for (int c = 0; c < dim; c++) args->o[row * dim + c] = o[c * lanes + row];
+    for (int row = 0; args->output && row < rows; row++) {
+        int first = row / PANEL * PANEL, width = panel_width(lanes, first);
+        for (int c = 0; c < dim; c++) args->o[row * dim + c] = o[in_panel(dim, first, width, c) + row - first];
+    }
 }
 
 static void FN(importance_many)(const herald_attend *args, const float *m, const float *inv_l, float *out) {
     int lanes = (int)herald_round_up((size_t)args->rows, W);
     int64_t tiles = (args->num_keys + HERALD_TILE - 1) / HERALD_TILE;
-    float weight[1024], top[1024];
-    for (int row = 0; row < lanes; row++) top[row] = row < args->rows ? m[row] : 0.0f;
+    float weight[1024], top[1024] = {0}, inverse[1024] = {0};
+    memcpy(top, m, sizeof(float) * (size_t)args->rows);
+    memcpy(inverse, inv_l, sizeof(float) * (size_t)args->rows);
+    if (args->raw) memcpy(weight, inverse, sizeof(float) * (size_t)lanes);
     for (int64_t tile = 0; tile < tiles; tile++, out += HERALD_TILE) {
         const float *p = (const float *)(args->p + (size_t)tile * FN(p_tile_many)(args->rows));
-        if (args->raw) {
-            for (int row = 0; row < lanes; row++) weight[row] = row < args->rows ? inv_l[row] : 0.0f;
-            for (int j = 0; j < HERALD_TILE; j++, p += lanes) {
-                vf sum = vf_set1(0.0f);
-                for (int lane = 0; lane < lanes; lane += W)
-                    sum = vf_fma(vf_exp2(vf_sub(vf_load(p + lane), vf_load(top + lane))), vf_load(weight + lane), sum);
-                out[j] = vf_hsum(sum);
-            }
-            continue;
+        if (!args->raw) FN(tile_factors)(args->p_max + tile * lanes, top, lanes, weight);
+        for (int lane = 0; lane < lanes && !args->raw; lane += W) {
+            vf factor = vf_mul(vf_load(weight + lane), vf_load(inverse + lane)); /* 0 in lanes that are padding */
+            vf_store(weight + lane, factor);
         }
-        for (int row = 0; row < lanes; row++)
-            weight[row] = row < args->rows ? tile_weight(args->p_max[tile * lanes + row], m[row], inv_l[row]) : 0.0f;
-        for (int j = 0; j < HERALD_TILE; j++, p += lanes) {
-            vf sum = vf_mul(vf_load(p), vf_load(weight));
-            for (int lane = W; lane < lanes; lane += W) sum = vf_fma(vf_load(p + lane), vf_load(weight + lane), sum);
+        for (int j = 0; j < HERALD_TILE; j++) {
+            vf sum = vf_set1(0.0f);
+            for (int first = 0; first < lanes; first += PANEL) {
+                int width = panel_width(lanes, first);
+                const float *at = p + in_panel(HERALD_TILE, first, width, j);
+                for (int lane = 0; lane < width; lane += W) {
+                    vf value = vf_load(at + lane);
+                    if (args->raw) value = vf_exp2(vf_sub(value, vf_load(top + first + lane)));
+                    sum = vf_fma(value, vf_load(weight + first + lane), sum);
+                }
+            }
             out[j] = vf_hsum(sum);
         }
     }
@@ -718,12 +781,15 @@ static void FN(weights_many)(const herald_attend *args, const float *m, const in
     float factor[1024];
     for (int i = 0; i < count; i++) {
         int64_t tile = indices[i] / HERALD_TILE;
-        const float *p = (const float *)(args->p + (size_t)tile * FN(p_tile_many)(args->rows)) +
-                         indices[i] % HERALD_TILE * lanes;
-        for (int row = 0; tile != last && row < args->rows; row++)
-            factor[row] = tile_weight(args->p_max[tile * lanes + row], m[row], 1.0f);
+        const float *p = (const float *)(args->p + (size_t)tile * FN(p_tile_many)(args->rows));
+        if (tile != last) FN(tile_factors)(args->p_max + tile * lanes, m, args->rows, factor);
         last = tile;
-        for (int row = 0; row < args->rows; row++) out[row * stride + i] = p[row] * factor[row];
+        for (int first = 0; first < args->rows; first += PANEL) {
+            int width = panel_width(lanes, first);
+            const float *at = p + in_panel(HERALD_TILE, first, width, indices[i] % HERALD_TILE);
+            for (int row = 0; row < width && first + row < args->rows; row++)
+                out[(first + row) * stride + i] = at[row] * factor[first + row];
+        }
     }
 }
 

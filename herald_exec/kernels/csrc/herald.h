@@ -65,6 +65,8 @@ typedef struct {
     int warm;     /* at most these KiB of the next unit's KV asked for while this one's importance is summed */
     int rows_ahead; /* single rows (of candidates, of what was selected) asked for ahead of use */
     int bulk;     /* a tile is read in one run just before use, so that the hardware prefetches, in place of software */
+    int even;     /* prefetches go on while scores become probabilities, instead of resting there */
+    int pairs;    /* of single rows every second line is asked for: the hardware fetches lines in pairs */
 } herald_tuning;
 
 /* Attention of `rows` query rows over one chunk. p and p_max keep what importance needs (layout private to the kind);
@@ -155,14 +157,14 @@ typedef struct {
     const herald_tier *tier;
     const herald_kv *kv, *draft;          /* draft may be NULL */
     const herald_kv *keys8;               /* 8-bit keys of the same shape, or NULL; its v: a head's channel factors */
-    double candidates;                    /* with keys8: times the budget that are scored again from K */
+    double candidates;                    /* with keys8: times the budget that may be selected; see select.c */
     int64_t layer, draft_layer, rows;     /* rows: of the batch */
     const int64_t *slots, *lengths, *budgets, *draft_slots, *draft_lengths;
     const float *queries;                 /* [rows][x][num_heads][d] */
     const float *self_k, *self_v;         /* [rows][x][kv_heads][d] or NULL */
     const struct herald_gather_args *gather; /* copy what a unit selected right behind its top-k, or NULL */
     int x, num_heads;
-    int pv, key_only, smoothing, paper_like;
+    int pv, key_only, smoothing, paper_like, rescore_all;
     herald_tuning tuning;
     int64_t max_k;
     float *output;                        /* [rows][x][num_heads][d] */

@@ -68,13 +68,15 @@ static char *carve(char **from, size_t bytes) {
     return here;
 }
 
-#define GROUP_ROWS 512 /* single rows whose weights are worked on at once */
+/* Single rows whose weights are worked on at once: about as long as the rows that were asked for take to arrive. */
+#define GROUP_ROWS 128
 
-/* Weights of a group of single rows; with 8-bit keys candidates and their weights twice. A budget may be the length. */
+/* Weights of a group of single rows; with 8-bit keys five lists of candidates, their importance, and weights twice. A
+ * budget may be the length. */
 static size_t candidate_bytes(const job *job, int64_t length) {
     size_t rows = (size_t)job->rows, group = rows * GROUP_ROWS * sizeof(float) + 8 * 64;
     if (!job->args->keys8) return job->args->key_only ? group : 0;
-    return ((size_t)length + 16) * (2 + 2 * rows) * 4 + group;
+    return ((size_t)length + 32) * (6 + 2 * rows) * 4 + group;
 }
 
 /* Thread memory beside a unit's own: queries, tier scratch, a p tile for drafts, and what finishing needs. */
@@ -229,7 +231,7 @@ static void output_from_selected(const job *job, const unit *unit, const unit_me
     }
 }
 
-/* After a scan of 8-bit keys: the `candidates` (ascending) are scored again from K; weights[row][i] becomes 2^(score - m),
+/* After a scan of 8-bit keys: `candidates` (ascending) are scored again from K; weights[row][i] becomes 2^(score - m),
  * l is corrected by what that changes, importance[i] is the candidate's. So only the part of l that no candidate holds keeps
  * 8-bit scores. */
 static void score_candidates(const job *job, const unit *unit, const unit_memory *memory, const float *q,
@@ -307,31 +309,92 @@ static const char *next_unit(const job *job) {
     return herald_stream_of(read, job->args->layer, job->args->slots[next->row], next->head).k;
 }
 
-static int64_t num_candidates(const herald_select_args *args, int64_t length, int64_t budget) {
+/* With 8-bit keys: of the `wanted` best by 8-bit scores the best `sure` are selected, of which only those that weigh most
+ * are scored again; the rest of the wanted is scored again and the best of it selected. */
+#define HEAVY_SHARE 8 /* one in so many of the sure: they hold most of the denominators and of the output */
+static int64_t num_candidates(const herald_select_args *args, int64_t length, int64_t budget, int64_t *sure) {
     double wanted = ceil((double)budget * args->candidates);
+    *sure = args->rescore_all ? 0 : (int64_t)((double)(budget < length ? budget : length) / args->candidates);
     return wanted < (double)length ? (int64_t)wanted : length;
 }
 
-/* Candidates by 8-bit scores, the best of them by exact ones. Returns how many; known: their weights [row][i]. */
+/* Of the `sure` places those that are not among the heaviest, in place; returns how many. */
+static int64_t without_heaviest(const herald_tier *tier, const float *values, int32_t *places, int64_t sure, char *topk,
+                                float *of_sure, int32_t *heaviest) {
+    for (int64_t i = 0; i < sure; i++) of_sure[i] = values[places[i]];
+    int64_t heavy = herald_topk(tier, of_sure, sure, (sure + HEAVY_SHARE - 1) / HEAVY_SHARE, topk, heaviest), left = 0;
+    heaviest[heavy] = -1;
+    for (int64_t i = 0, at = 0; i < sure; i++) {
+        int is_heavy = heaviest[at] == i;
+        places[left] = places[i];
+        left += !is_heavy;
+        at += is_heavy;
+    }
+    return left;
+}
+
+/* Of `count` candidates the `sure` ones (ascending places among them) and the others. */
+static int64_t split(const int32_t *candidates, int64_t count, int32_t *places, int64_t sure, int32_t *of_sure,
+                     int32_t *others) {
+    int64_t a = 0, b = 0;
+    places[sure] = -1;
+    for (int64_t i = 0; i < count; i++) {
+        int is_sure = places[a] == i;
+        of_sure[a] = others[b] = candidates[i];
+        a += is_sure;
+        b += !is_sure;
+    }
+    return b;
+}
+
+/* Two ascending lists as one; from[n] = the place in `b`, or -1. Without branches on positions, which no predictor guesses. */
+static int64_t merge_positions(int32_t *a, int64_t a_count, const int32_t *b, const int32_t *places, int64_t b_count,
+                               int32_t *to, int32_t *from) {
+    int64_t i = 0, j = 0, count = a_count + b_count;
+    a[a_count] = INT32_MAX;
+    for (int64_t n = 0; n < count; n++) {
+        int32_t second = j < b_count ? b[places[j]] : INT32_MAX;
+        int first = a[i] < second;
+        to[n] = first ? a[i] : second;
+        from[n] = first ? -1 : places[j];
+        i += first;
+        j += !first;
+    }
+    return count;
+}
+
+/* Candidates by 8-bit scores. Those at the border of the budget and the heaviest are scored again from K, and the best of
+ * them join those that are sure. Returns how many; known: weights [row][i], exact where K was read. */
 static int64_t select_among_candidates(const job *job, const unit *unit, const unit_memory *memory, const float *q,
                                        float *importance, const float *m, float *l, int32_t *indices, char *topk,
                                        float **known, char **scratch, double *start) {
     const herald_select_args *args = job->args;
-    int64_t budget = args->budgets[unit->row], wanted = num_candidates(args, unit->length, budget), rows = job->rows;
-    int32_t *candidates = (int32_t *)carve(scratch, sizeof(int32_t) * (size_t)(wanted + 16));
-    float *weights = (float *)carve(scratch, sizeof(float) * (size_t)(wanted * rows));
-    float *exact = (float *)carve(scratch, sizeof(float) * (size_t)(wanted + 16));
-    *known = (float *)carve(scratch, sizeof(float) * (size_t)(wanted * rows));
+    int64_t budget = args->budgets[unit->row], rows = job->rows, sure;
+    int64_t wanted = num_candidates(args, unit->length, budget, &sure);
+    size_t room = sizeof(int32_t) * (size_t)(wanted + 16);
+    int32_t *candidates = (int32_t *)carve(scratch, room), *places = (int32_t *)carve(scratch, room);
+    int32_t *of_sure = (int32_t *)carve(scratch, room), *border = (int32_t *)carve(scratch, room);
+    int32_t *from = (int32_t *)carve(scratch, room);
+    float *values = (float *)carve(scratch, room), *weights = (float *)carve(scratch, room * (size_t)rows);
+    *known = (float *)carve(scratch, room * (size_t)rows);
     int64_t found = herald_topk(args->tier, importance, unit->length, wanted, topk, candidates);
-    *start = add_phase(job, HERALD_TOPK, *start);
-    score_candidates(job, unit, memory, q, candidates, found, m, l, weights, exact, *scratch);
-    *start = add_phase(job, HERALD_RESCORE, *start);
-    int64_t count = herald_topk(args->tier, exact, found, budget, topk, indices);
-    for (int64_t i = 0; i < count; i++) {
-        for (int64_t row = 0; row < rows; row++) (*known)[row * count + i] = weights[row * found + indices[i]];
-        indices[i] = candidates[indices[i]];
+    for (int64_t i = 0; sure && i < found; i++) values[i] = importance[candidates[i]];
+    if (sure) {
+        sure = herald_topk(args->tier, values, found, sure, topk, places);
+        sure = without_heaviest(args->tier, values, places, sure, topk, *known, from);
     }
-    for (int64_t i = 0; i < found; i++) importance[candidates[i]] = exact[i];
+    int64_t others = split(candidates, found, places, sure, of_sure, border);
+    *start = add_phase(job, HERALD_TOPK, *start);
+    score_candidates(job, unit, memory, q, border, others, m, l, weights, values, *scratch);
+    *start = add_phase(job, HERALD_RESCORE, *start);
+    int64_t best = herald_topk(args->tier, values, others, budget - sure, topk, places);
+    int64_t count = merge_positions(of_sure, sure, border, places, best, indices, from);
+    herald_attend all = attend_of(job, unit, memory, 0, NULL, NULL);
+    args->tier->weights[job->kind](&all, m, indices, (int)count, *known, (int)count);
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t i = 0; i < count; i++)
+            if (from[i] >= 0) (*known)[row * count + i] = weights[row * others + from[i]];
+    for (int64_t i = 0; i < others; i++) importance[border[i]] = values[i];
     return count;
 }
 

@@ -12,15 +12,18 @@
 #define HERALD_VNNI
 #include "herald.h"
 static char *herald_amx_start_tiles(const herald_attend *args, char **scratch);
-static int herald_amx_qk_tiles(const herald_attend *args, char *tiles, const char *k, int n, float *p, const char *ahead);
 #define START_TILES(args, scratch) herald_amx_start_tiles(args, scratch)
-#define QK_TILES(args, tiles, k, n, p, ahead) herald_amx_qk_tiles(args, tiles, k, n, p, ahead)
+#define QK_TILES(args, tiles, k, n, p, lines) herald_amx_qk_tiles(args, tiles, k, n, p, lines)
+#define QK_TILE_STEPS(args) (4 * (args)->head_dim / 32 + HERALD_TILE / 4) /* products, then sums of four keys */
 #define STOP_TILES() _tile_release()
 static char *herald_amx_start_int8(const herald_attend *args, const int16_t *q, int dim, char **scratch);
-static void herald_amx_int8_tiles(const herald_attend *args, const char *tiles, const char *k, const float *unit, float *p,
-                                  const char *ahead);
 #define START_INT8_TILES(args, q, dim, scratch) herald_amx_start_int8(args, q, dim, scratch)
-#define INT8_TILES(args, tiles, k, unit, p, ahead) herald_amx_int8_tiles(args, tiles, k, unit, p, ahead)
+#define INT8_TILES(args, tiles, k, unit, p, lines) herald_amx_int8_tiles(args, tiles, k, unit, p, lines)
+#define INT8_TILE_STEPS(args) (4 * HERALD_INT8_ROW((args)->head_dim) / 64 + HERALD_TILE / 4)
+#define DECLARE_TILES \
+    static int herald_amx_qk_tiles(const herald_attend *, char *tiles, const char *k, int n, float *p, prefetch lines); \
+    static void herald_amx_int8_tiles(const herald_attend *, const char *tiles, const char *k, const float *unit, \
+                                      float *p, prefetch lines);
 #include "bf16_dot.h"
 
 #define BLOCK 256 /* keys between two passes over the output tiles */
@@ -99,11 +102,10 @@ static char *herald_amx_start_tiles(const herald_attend *args, char **scratch) {
 }
 
 /* Scores of a tile of keys; 0 when one is NaN: an infinite key makes one out of a zero part, so multiply-adds decide. */
-static int herald_amx_qk_tiles(const herald_attend *args, char *tiles, const char *k, int n, float *p, const char *ahead) {
+static int herald_amx_qk_tiles(const herald_attend *args, char *tiles, const char *k, int n, float *p, prefetch lines) {
     int blocks = args->head_dim / 32, fours = (args->rows + 3) / 4;
     int64_t stride = 2 * (int64_t)args->head_dim;
     float *scores = (float *)(tiles + fours * blocks * TILE_BYTES);
-    prefetch lines = prefetch_of(ahead, KEYS * stride, 4 * blocks, &args->tuning);
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     vf nan = vf_set1(0.0f);
     if (n < KEYS) {
@@ -141,6 +143,7 @@ static int herald_amx_qk_tiles(const herald_attend *args, char *tiles, const cha
         _tile_stored(3, scores + 768, 64);
         MEMORY_BARRIER();
         for (int key = 0; key < KEYS; key += 4) { /* 128-bit parts: the three summands of four rows */
+            prefetch_step(lines, 4 * blocks + key / 4);
             const float *s = scores + key * 16;
             vf a = vf_load(s), b = vf_load(s + 16), c = vf_load(s + 32), d = vf_load(s + 48);
             vf ab = _mm512_shuffle_f32x4(a, b, 0x44), cd = _mm512_shuffle_f32x4(c, d, 0x44);
@@ -181,11 +184,10 @@ static char *herald_amx_start_int8(const herald_attend *args, const int16_t *q, 
 
 /* Scores of a whole tile of keys; those behind the last are masked later. */
 static void herald_amx_int8_tiles(const herald_attend *args, const char *tiles, const char *k, const float *unit, float *p,
-                                  const char *ahead) {
+                                  prefetch lines) {
     int stride = HERALD_INT8_ROW(args->head_dim), blocks = stride / 64, fours = (args->rows + 3) / 4;
     const float *scale = (const float *)(k + KEYS * stride);
     char *scores = (char *)tiles + fours * blocks * TILE_BYTES;
-    prefetch lines = prefetch_of(ahead, KEYS * (stride + 4), 4 * blocks + KEYS / 4, &args->tuning);
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     for (int four = 0; four < fours; four++, lines.lines = 0, p += 4 * KEYS) {
         const char *q = tiles + four * blocks * TILE_BYTES;
@@ -610,8 +612,7 @@ static void FN(weights_amx)(const herald_attend *args, const float *m, const int
     for (int i = 0; i < count; i++) {
         int64_t tile = indices[i] / HERALD_TILE;
         const uint16_t *p = (const uint16_t *)args->p + indices[i] / STEP * (int64_t)lanes * STEP + indices[i] % STEP;
-        for (int row = 0; tile != last && row < args->rows; row++)
-            factor[row] = tile_weight(args->p_max[tile * lanes + row], m[row], 1.0f);
+        if (tile != last) FN(tile_factors)(args->p_max + tile * lanes, m, args->rows, factor);
         last = tile;
         for (int row = 0; row < args->rows; row++) {
             uint32_t bits = (uint32_t)p[row * STEP] << 16;

@@ -12,6 +12,7 @@
 #define TURNED_ROWS 2
 #define TURNED_CHUNKS 2
 #define GEMM_LANES 2
+#define PAIR_ITEMS 4
 typedef __m256 vf;
 
 /* Integer sums of 8-bit keys times 16-bit queries, 2 W elements a step; exact, so the same on every tier. */

@@ -15,7 +15,8 @@
 #endif
 #define TURNED_ROWS 4
 #define TURNED_CHUNKS 2
-#define GEMM_LANES 4
+#define GEMM_LANES 2
+#define PAIR_ITEMS 8
 typedef __m512 vf;
 
 /* Integer sums of 8-bit keys times 16-bit queries, 2 W elements a step; exact, so the same on every tier. */

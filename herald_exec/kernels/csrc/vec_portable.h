@@ -7,6 +7,7 @@
 #define PV_ROWS 4
 #define PV_CHUNKS 1
 #define GEMM_LANES 1
+#define PAIR_ITEMS 8
 typedef float vf __attribute__((vector_size(16)));
 typedef int32_t vi __attribute__((vector_size(16)));
 typedef uint32_t vu __attribute__((vector_size(16)));
