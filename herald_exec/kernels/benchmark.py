@@ -19,9 +19,10 @@ from herald_pipeline.errors import ConfigError, check_number, raise_problems
 
 from . import _core
 from .bandwidth import peak_gflops
-from .dispatch import active_tier, capabilities, set_tier, tier_index, usable_tiers
+from .dispatch import active_tier, capabilities, set_tier, tier_index, tier_names, usable_tiers
 from .measuring import BUDGET, GROUP, HEAD_DIM, KV_HEADS, QUERIES, KernelBench, Variant, cpu_model, plan
 from .options import PHASES
+from .reference import HEAVY_SHARE
 from .selection import gather, kernel_kind, topk
 from .store import PagedKV
 from .tuning import Tuning, default_tuning
@@ -69,6 +70,45 @@ def _row(variant: Variant, context: int, roofs: dict[str, dict[str, float]]) -> 
         "of_roof": gflops / roofs[variant.tier][roof],
         "phase_shares": {name: float(share) for name, share in zip(PHASES, phases, strict=True)},
     }
+
+
+def bytes_read(variant: Variant, budget: float) -> float:
+    """Of K and V, the share that a selection must read: what it scans, V that it selected, K that it scores again."""
+    options = variant.options
+    if not variant.keys8:
+        return (1 + budget) / 2 if options.key_only else 1.0
+    scanned = (HEAD_DIM + 4) / (4 * HEAD_DIM)
+    sure = 0.0 if options.rescore_all else 1 / options.candidates * (1 - 1 / HEAVY_SHARE)
+    return scanned + budget / 2 + budget * (options.candidates - sure) / 2
+
+
+def limits(variants: list[Variant], budget: float) -> list[dict[str, Any]]:
+    """How much faster one query on the best tier is than the paper-like kernel, and options are than one query.
+
+    ``limit`` is the ratio at which the faster side would read what it must at the round's read ceiling and do nothing
+    else: single rows as if they were one stream, which they are not.
+    """
+    named = {variant.name: variant for variant in variants}
+    best = max((v.tier for v in variants), key=tier_names().index)
+    found = []
+    for variant in variants:
+        options = variant.options
+        alone = ", one thread" if variant.threads == 1 and f"{best} x=1, one thread" in named else ""
+        ours = named.get(f"{best} x=1{alone}")
+        if variant.x != 1 or ours is None or not (options.paper_like or options.key_only or variant.keys8):
+            continue
+        faster, slower = (ours, variant) if options.paper_like else (variant, ours)
+        pairs = list(zip(faster.of_ceiling, slower.of_ceiling, strict=True))
+        most = 1 / bytes_read(faster, budget)
+        found.append(
+            {
+                "name": f"{faster.name} over {slower.name}",
+                "ratio": statistics.median(a / b for a, b in pairs),
+                "limit": statistics.median(most / b for _a, b in pairs),
+                "of_read_ceiling": statistics.median(a / most for a, _b in pairs),
+            }
+        )
+    return found
 
 
 def bench_gather(bench: KernelBench, threads: int, repeats: int) -> dict[str, Any]:
@@ -203,6 +243,7 @@ def bench_kernels(
             "read_gb_s": {str(t): {"median": statistics.median(v), "samples": v} for t, v in ceilings.items()},
             "roofs_gflops": roofs,
             "kernels": rows,
+            "limits": limits(variants, bench.k / context),
             "topk": bench_topk(context, repeats),
             "gather": bench_gather(bench, used, repeats),
         }
@@ -233,6 +274,8 @@ def show_bench(result: dict[str, Any], text: Console) -> None:
             *(f"{shares[name]:.1%}" for name in PHASES),
         )
     text.print(table)
+    for row in result["limits"]:
+        text.print(f"{row['name']}: {row['ratio']:.2f}x, limit {row['limit']:.2f}x")
     for row in result["topk"]:
         text.print(f"top-k, {row['order']}: {row['us']:.1f} us; heap {row['heap_us']:.1f} us ({row['speedup']:.1f}x)")
     got = result["gather"]
@@ -241,4 +284,6 @@ def show_bench(result: dict[str, Any], text: Console) -> None:
         f"{got['of_faster_copy']:.2f} of the faster copy (past the cache {got['streaming_copy_gb_s']:.2f})"
     )
     for row in result.get("torch", []):
-        text.print(f"torch {row['name']}: {row['gb_s']:.2f} GB/s; ours is {row['ours_over_it']:.2f}x")
+        text.print(
+            f"torch {row['name']}: {row['gb_s']:.2f} GB/s; ours {row['ours_over_it']:.2f}x, limit {row['limit']:.2f}x"
+        )

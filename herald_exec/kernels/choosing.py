@@ -21,22 +21,34 @@ WAYS: dict[str, tuple[Tuning, ...]] = {
     "scan": (
         T(),
         T(distance=2, streams=4),
+        T(distance=2, streams=4, even=True),
         T(distance=4, turned=True),
-        T(distance=2, tiles=True),
+        T(distance=2, tiles=True, even=True),
         T(bulk=True),
-        T(bulk=True, tiles=True),
-        T(bulk=True, tiles=True, turned=True),
     ),
     "wide_scan": (
         T(),
         T(distance=2),
         T(distance=2, tiles=True, turned=True),
-        T(bulk=True),
-        T(bulk=True, tiles=True, turned=True),
+        T(distance=2, tiles=True, turned=True, even=True),
     ),
     "matrix": (T(), T(distance=4), T(bulk=True)),
-    "keys": (T(), T(distance=4, streams=4), T(distance=4, tiles=True), T(bulk=True), T(bulk=True, tiles=True)),
-    "keys8": (T(), T(distance=4, streams=4), T(distance=4, tiles=True, streams=4), T(bulk=True, tiles=True)),
+    "keys": (
+        T(),
+        T(distance=4, streams=4),
+        T(distance=4, streams=4, even=True),
+        T(distance=4, streams=4, even=True, pairs=True),
+        T(distance=4, tiles=True, even=True),
+        T(distance=4, tiles=True, streams=4, even=True, rows_ahead=64),
+    ),
+    "keys8": (
+        T(),
+        T(distance=4, streams=4),
+        T(distance=4, streams=4, tiles=True),
+        T(distance=4, streams=4, tiles=True, even=True),
+        T(distance=4, streams=4, tiles=True, even=True, pairs=True),
+        T(distance=8, streams=4, tiles=True, even=True, rows_ahead=64),
+    ),
 }
 _QUERIES = {"scan": 1, "wide_scan": 2, "matrix": 8, "keys": 1, "keys8": 1}
 

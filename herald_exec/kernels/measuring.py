@@ -152,6 +152,8 @@ def plan(
     if threads > 1:
         found.append(Variant(f"{best} x=1, one thread", best, 1, 1))
     paper = SelectOptions(paper_like=True)
+    if threads > 1:
+        found.append(Variant(f"{wide[0]} x=1, paper-like, one thread", wide[0], 1, 1, paper))
     found += [Variant(f"{wide[0]} x={x}, paper-like", wide[0], x, threads, paper) for x in (1, max(queries))]
     found.append(Variant(f"{best} x=1, key-only", best, 1, threads, SelectOptions(key_only=True)))
     found.append(Variant(f"{best} x=1, 8-bit keys", best, 1, threads, keys8=True))
@@ -162,9 +164,10 @@ def plan(
         found.append(Variant("avx512bf16 x=1, bf16 PV", "avx512bf16", 1, threads, SelectOptions(pv="bf16")))
     found += [
         Variant(f"{best} x=1, prefetch {pages}", best, 1, threads, SelectOptions(tuning=Tuning(distance=2 * pages)))
-        for pages in (0, 1, 2, 4)
+        for pages in (0, 2)
     ]
-    found.append(Variant(f"{best} x=1, read in bulk", best, 1, threads, SelectOptions(tuning=Tuning(bulk=True))))
+    every = SelectOptions(rescore_all=True)
+    found.append(Variant(f"{best} x=1, 8-bit keys, all candidates again", best, 1, threads, every, keys8=True))
     for variant in found:
         if tunings and variant.options.tuning is None:
             variant.options = replace(variant.options, tuning=tunings.get(variant.use))

@@ -454,7 +454,11 @@ static void FN(interleave)(const state *s, int64_t first, int keys) {
 }
 static int FN(column_of)(int tile, int i) { return tile / 2 * 32 + i / 4 * 8 + tile % 2 * 4 + i % 4; }
 
-/* Output tiles of 16 or 32 query rows x 32 d over a block; in passing, odd rows [row, row + rows) of each 16 pairs of the
+static inline void FN(ask_for_v)(const state *s, int64_t key) {
+    prefetch_bytes(FN(rows_at)(s, s->args->stream.v, key) + s->ahead, s->row_bytes);
+}
+
+/* Output tiles of 16 or 32 query rows x 32 d over a block; between products, a row at a time, odd rows [row, row + rows) of each 16 pairs of the
  * next block's V are asked for (interleave() asked for the even ones). */
 INLINE void output_tiles(const state *s, const char *p, int64_t first, int steps, int group, int tile, int two, int row,
                          int rows) {
@@ -470,18 +474,20 @@ INLINE void output_tiles(const state *s, const char *p, int64_t first, int steps
         const char *left = p + (step * s->groups + group) * TILE_BYTES;
         const char *right = s->v_pairs + (int64_t)step * 16 * (int64_t)stride + tile * 64;
         _tile_loadd(4, left, 64);
+        int each = row, last = !s->ahead ? row : row + rows < 16 ? row + rows : 16;
         _tile_loadd(6, right, stride);
         _tile_dpbf16ps(0, 4, 6);
+        if (each < last) FN(ask_for_v)(s, first + step * STEP + 2 * each++ + 1);
         _tile_loadd(7, right + 64, stride);
         _tile_dpbf16ps(1, 4, 7);
+        if (each < last) FN(ask_for_v)(s, first + step * STEP + 2 * each++ + 1);
         if (two) {
             _tile_loadd(5, left + TILE_BYTES, 64);
             _tile_dpbf16ps(2, 5, 6);
+            if (each < last) FN(ask_for_v)(s, first + step * STEP + 2 * each++ + 1);
             _tile_dpbf16ps(3, 5, 7);
         }
-        for (int each = row; s->ahead && each < row + rows && each < 16; each++)
-            prefetch_bytes(FN(rows_at)(s, s->args->stream.v, first + step * STEP + 2 * each + 1) + s->ahead,
-                           s->row_bytes);
+        while (each < last) FN(ask_for_v)(s, first + step * STEP + 2 * each++ + 1);
     }
     _tile_stored(0, o, 64);
     _tile_stored(1, o + 256, 64);
