@@ -120,9 +120,12 @@ class Aligned:
     def _opener(self) -> str:
         return f" {self._one_of('Sure Well Note So Result')}{self._one_of(': ,')}"
 
+    def _remark(self) -> str:
+        said, place = self._one_of("noted written given shown"), self._one_of("above there earlier here")
+        return f" as {said} {place}{self._one_of('. !')}"
+
     def _closer(self) -> str:
-        joint, said, place = self._one_of(", ;"), self._one_of("noted written given shown"), "above there earlier here"
-        return f"{joint} as {said} {self._one_of(place)}{self._one_of('. !')}"
+        return f"{self._one_of(', ;')}{self._remark()}"
 
     def _verb(self) -> str:
         return self._one_of("is reads was")
@@ -153,7 +156,7 @@ class Aligned:
 
     def log(self, pairs: Sequence[tuple[str, str]]) -> str:
         body = ", ".join(f'"{key}": "{value}"' for key, value in pairs)
-        return f" {self._one_of('Sure JSON Note So')}{self._one_of(': ,')} {{{body}}}{self._closer()}"
+        return f" {self._one_of('Sure JSON Note So')}{self._one_of(': ,')} {{{body}}}{self._remark()}"
 
     def arithmetic(self, worked: Sequence[str], total: int) -> str:
         said = worked[0] + "".join(f"{self._one_of('; ,')} {step}" for step in worked[1:])
