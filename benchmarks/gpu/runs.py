@@ -2,6 +2,7 @@
 
 import time
 from itertools import pairwise
+from math import inf
 from statistics import median
 from typing import Any
 
@@ -28,8 +29,11 @@ _UNLIMITED_BYTES = 1e18
 def run(bench: Bench, cell: Cell, *, on_block: OnBlock | None = None) -> dict[str, Any]:
     """A run of K blocks of T steps; figures are the executor's own, the first block apart."""
     pipeline = bench.pipeline(cell)
-    if "hbm" in cell.options:
-        _require(bench, cell, pipeline, float(cell.options["hbm"]))
+    limit_gb = float(cell.options.get("hbm", inf))
+    if bench.on_cuda:
+        limit_gb = min(limit_gb, _ours_gb(bench))
+    if limit_gb < inf:
+        _require(bench, cell, pipeline, limit_gb)
     options = Options(
         batch=cell.batch,
         synthetic_kv=True,
@@ -62,6 +66,12 @@ def _note(bench: Bench, cell: Cell, pipeline: Pipeline, found: dict[str, Any]) -
     block_s = found.get("block_time_s") or 0.0
     before_s = (found.get("prefill_time_s") or 0.0) + max(0.0, (found.get("first_block_time_s") or 0.0) - block_s)
     bench.note_run(full_gb if keeps_on_host(pipeline) else 0.0, before_s)
+
+
+def _ours_gb(bench: Bench) -> float:
+    """What this process may have of the device: free now, or its own already. Runtimes and others are left out."""
+    free, _ = torch.cuda.mem_get_info(bench.device)
+    return (free + torch.cuda.memory_reserved(bench.device)) / GB
 
 
 def _require(bench: Bench, cell: Cell, pipeline: Pipeline, limit_gb: float) -> None:
