@@ -64,7 +64,9 @@ def resource_color(resource: str) -> str:
 
 def finished(chart: Any, title: str, subtitle: str | list[str], description: str) -> Any:
     """A chart with its title, what it rests on, and its text for those who do not see it."""
-    return chart.properties(
+    titled = chart.properties(
         title=alt.TitleParams(title, subtitle=subtitle, anchor="start", subtitleColor="#555"),
         description=description,
-    ).configure(font=FONT)
+    )
+    # A legend takes the opacity of its faintest mark, otherwise, and its colours pale.
+    return titled.configure(font=FONT).configure_legend(symbolOpacity=1)

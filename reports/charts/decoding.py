@@ -83,7 +83,7 @@ def accuracy_by_speed(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
     x = alt.X(
         "tok_s:Q",
         scale=alt.Scale(type="log", nice=False, padding=20),
-        axis=alt.Axis(format=",.3~r"),
+        axis=alt.Axis(format=",.3~r", labelOverlap="greedy", labelSeparation=6),
         title="tokens/s (log scale)",
     )
     base = alt.Chart(frame).encode(

@@ -54,7 +54,20 @@ def study_frames(summary: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
     return {name: pd.DataFrame(rows) for name, rows in found.items()}
 
 
-_OTHERS = ("#4e79a7", "#f28e2b", "#59a14f", "#b07aa1", "#9c755f", "#76b7b2", "#ff9da7", "#8cd17d", "#d4a6c8", "#86bcb6")
+_OTHERS = (
+    "#4e79a7",
+    "#f28e2b",
+    "#59a14f",
+    "#b07aa1",
+    "#9c755f",
+    "#2a9d9d",
+    "#ff9da7",
+    "#8cd17d",
+    "#1d3557",
+    "#000000",
+    "#c9b400",
+    "#a0cbe8",
+)
 """For rules that are no method of the product; used again when there are more."""
 
 
@@ -75,7 +88,7 @@ def accuracy_by_budget(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
     budgeted = frame[frame["rule"] != "dense"]
     x = alt.X(
         "budget:Q",
-        scale=alt.Scale(type="log"),
+        scale=alt.Scale(type="log", nice=False, padding=10),
         axis=alt.Axis(format=".3~%", values=sorted(set(budgeted["budget"]))),
         title="budget (share of the prefix)",
     )
@@ -99,7 +112,12 @@ def loss_by_budget(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
     """Rows ``rule, budget, value, low, high``: paired difference from Dense over all tasks, with its 95% interval."""
     rules = list(dict.fromkeys(frame["rule"]))
     axis = alt.Axis(format=".3~%", values=sorted(set(frame["budget"])))
-    x = alt.X("budget:Q", scale=alt.Scale(type="log"), axis=axis, title="budget (share of the prefix)")
+    x = alt.X(
+        "budget:Q",
+        scale=alt.Scale(type="log", nice=False, padding=10),
+        axis=axis,
+        title="budget (share of the prefix)",
+    )
     base = alt.Chart(frame).encode(color=alt.Color("rule:N", title="rule", scale=scale(_colors(rules), rules)))
     y = alt.Y("value:Q", axis=alt.Axis(format="+%"), title="exact match minus Dense's")
     tips = [alt.Tooltip("rule:N"), *(alt.Tooltip(f"{n}:Q", format="+.1%") for n in ("budget", "value", "low", "high"))]
@@ -148,21 +166,35 @@ def cost_front(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
 
 
 def steps_histogram(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
-    """Rows ``rule, budget, steps, blocks``: how many blocks took T steps, one row of bars a rule and budget."""
-    shown = frame.assign(label=[f"{row.rule} {row.budget:.1%}" for row in frame.itertuples()])
-    height = 46
+    """Rows ``rule, budget, steps, blocks``: share of a rule's and budget's blocks by T, one line of squares each."""
+    shown = frame.assign(
+        label=[f"{row.rule} {row.budget:.1%}" for row in frame.itertuples()],
+        share=frame["blocks"] / frame.groupby(["rule", "budget"])["blocks"].transform("sum"),
+    )
+    labels = list(dict.fromkeys(shown["label"]))
     chart = (
         alt.Chart(shown)
-        .mark_bar()
+        .mark_rect()
         .encode(
-            x=alt.X("steps:O", title="T (denoising steps of a block)"),
-            y=alt.Y("blocks:Q", title="blocks"),
-            tooltip=[alt.Tooltip("label:N"), alt.Tooltip("steps:O"), alt.Tooltip("blocks:Q")],
+            x=alt.X("steps:O", title="T (denoising steps of a block)", axis=alt.Axis(labelAngle=0)),
+            y=alt.Y("label:N", title=None, sort=labels),
+            # The root, because a few lengths hold most blocks and the tails are what differs.
+            color=alt.Color(
+                "share:Q",
+                title="share of blocks",
+                scale=alt.Scale(scheme="blues", type="sqrt"),
+                legend=alt.Legend(format=".0%"),
+            ),
+            tooltip=[
+                alt.Tooltip("label:N"),
+                alt.Tooltip("steps:O"),
+                alt.Tooltip("blocks:Q"),
+                alt.Tooltip("share:Q", format=".1%"),
+            ],
         )
-        .properties(width=WIDTH * 2 // 3, height=height)
-        .facet(row=alt.Row("label:N", title=None, header=alt.Header(labelAngle=0, labelAlign="left")))
+        .properties(width=WIDTH * 2 // 3, height=alt.Step(14))
     )
-    total = shown.assign(all=shown["steps"] * shown["blocks"]).groupby("label")[["all", "blocks"]].sum()
+    total = shown.assign(all=shown["steps"] * shown["blocks"]).groupby("label", sort=False)[["all", "blocks"]].sum()
     words = "; ".join(f"{label} {row['all'] / row['blocks']:.1f}" for label, row in total.iterrows())
     return finished(chart, title, subtitle, f"{title}. Mean T: {words}.")
 
