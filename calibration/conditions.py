@@ -18,8 +18,8 @@ from herald_pipeline.hardware import Curve, Number, Profile, Quantity
 from herald_pipeline.settings import GATHERS
 
 NAMES = ("link", "threads", "keys", "exact", "gather", "hbm")
-"""GB/s of each direction; threads of the CPU kernels; ``only`` or ``int8``; ``gpu``; ``fused`` or ``gpu``; GB (what fits,
-not how fast)."""
+"""GB/s of each direction; threads of the CPU kernels; ``only`` or ``int8``; ``gpu``; ``fused`` or ``gpu``; GB (what
+fits, not how fast)."""
 _KEYS = {"only": "key-only", "key-only": "key-only", "int8": "int8"}
 Conditions = tuple[tuple[str, float | int | str], ...]
 
