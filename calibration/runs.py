@@ -132,13 +132,15 @@ def measure_points(
     main, _ = divide_cores(torch.device(device), threads)
     run_point(points[0], model, threads=threads)
     samples = []
+    after = reference_seconds(device, main)
     for number in range(rounds):
         for point in points:
             keep = traces is not None and number == rounds - 1
-            before = reference_seconds(device, main)
+            # The time between two runs belongs to both.
+            before = after
             run = run_point(point, model, keep_trace=True, threads=threads)
-            references = before, reference_seconds(device, main)
-            samples.append(sample_of(point, run.result, run.trace, references))
+            after = reference_seconds(device, main)
+            samples.append(sample_of(point, run.result, run.trace, (before, after)))
             if keep and run.trace is not None and traces is not None:
                 run.trace.facts = {"model": shape.name, "method": point.method, "context": point.context}
                 traces.mkdir(parents=True, exist_ok=True)

@@ -172,22 +172,40 @@ def upload(session: Session, task: Task) -> None:
     found = pools.indices[task.layer]
     place = ring.flat(task.turn % ring.buffers, len(rows), found.indices.shape[2])
     positions = torch.from_numpy(found.indices)
-    for i, row in enumerate(rows):
-        count = row.to_select
-        kv = KV(place.keys[i : i + 1, :, :count], place.values[i : i + 1, :, :count])
-        if task.writes("fetched", buffer=Buffer.RING):
-            fetched = pools.stores["fetched"]
-            at = fetched.row(row.slot, task.turn % fetched.buffers)
-            fetched.write(task.layer, [at], [0], kv, positions[i : i + 1, :, :count])
-        else:
-            write_selected(session, task, row, kv, positions[i : i + 1, :, :count])
+    for group in _alike(rows):
+        count = rows[group.start].to_select
+        kv = KV(place.keys[group, :, :count], place.values[group, :, :count])
+        _land(session, task, rows[group], kv, positions[group, :, :count])
     task.num_bytes += sum(row.to_select for row in rows) * session.entry_bytes()
+
+
+def _alike(rows: tuple[Row, ...]) -> list[slice]:
+    """Rows as runs that one copy moves: all of them where they select equally many, else each for itself."""
+    if len({row.to_select for row in rows}) == 1:
+        return [slice(0, len(rows))]
+    return [slice(i, i + 1) for i in range(len(rows))]
+
+
+def _land(session: Session, task: Task, rows: tuple[Row, ...], kv: KV, positions: torch.Tensor) -> None:
+    """Uploaded entries ``[R, kv, k, d]`` of a layer where the stage declares them."""
+    if not task.writes("fetched", buffer=Buffer.RING):
+        write_rows(session, task, rows, kv, positions)
+        return
+    fetched = session.pools.stores["fetched"]
+    at = [fetched.row(row.slot, task.turn % fetched.buffers) for row in rows]
+    fetched.write(task.layer, at, [0] * len(rows), kv, positions)
 
 
 def write_selected(session: Session, task: Task, row: Row, kv: KV, positions: torch.Tensor) -> None:
     """Selected entries ``[1, kv, k, d]`` of a layer into the buffer that the stage declares."""
+    write_rows(session, task, (row,), kv, positions)
+
+
+def write_rows(session: Session, task: Task, rows: tuple[Row, ...], kv: KV, positions: torch.Tensor) -> None:
+    """:func:`write_selected` for ``rows`` that select equally many: one copy where they lie together."""
     sparse = session.pools.stores["sparse"]
     idle = session.double_buffered
     declared = task.writes("sparse", Region.SELECTED, Buffer.IDLE if idle else Buffer.ONE)
     task.require(declared, "writing the selected entries")
-    sparse.write(task.layer, [sparse.row(row.slot, row.idle if idle else 0)], [0], kv, positions)
+    at = [sparse.row(row.slot, row.idle if idle else 0) for row in rows]
+    sparse.write(task.layer, at, [0] * len(rows), kv, positions)

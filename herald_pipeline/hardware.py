@@ -152,6 +152,10 @@ class Engine:
         Fixed time per layer and forward: launch gaps, norms, small kernels.
     retrieval_layer_overhead_us
         The same per layer of the retrieval's device part. Absent: ``layer_overhead_us``.
+    retrieval_project_share
+        How much of a retrieval layer's fixed time its projection carries (norms, rotation, the queries' way to the
+        host); output projection and feed-forward carry the rest. Absent: half of ``retrieval_layer_overhead_us``, all
+        of ``layer_overhead_us``.
     stage_overhead_us, select_overhead_us, gather_overhead_us, h2d_overhead_us, d2h_overhead_us
         Host time per launch of a stage, and on top of it per layer of a CPU selection, per gather, and per launch of a
         copy stream. Absent: contained in the overheads above.
@@ -200,6 +204,7 @@ class Engine:
     title: str = ""
     layer_overhead_us: Quantity | None = _quantity("us", "launch")
     retrieval_layer_overhead_us: Quantity | None = _quantity("us", "launch", optional=True)
+    retrieval_project_share: Quantity | None = _quantity("share", "launch", optional=True)
     stage_overhead_us: Quantity | None = _quantity("us", "launch", optional=True)
     select_overhead_us: Quantity | None = _quantity("us", "launch", optional=True)
     gather_overhead_us: Quantity | None = _quantity("us", "launch", optional=True)

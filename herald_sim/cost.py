@@ -100,7 +100,9 @@ class CostModel(OpTimes):
             D2H: optional(engine.d2h_overhead_us) * NS_PER_US,
         }
         own = engine.retrieval_layer_overhead_us
-        self._retrieval_layer_ns = None if own is None else own.peak * NS_PER_US
+        self._retrieval_layer_ns = self._layer_ns if own is None else own.peak * NS_PER_US
+        share, usual = engine.retrieval_project_share, 1.0 if own is None else 0.5
+        self._project_share = usual if share is None else share.peak
         self._stage_ns = optional(engine.stage_overhead_us) * NS_PER_US
         # Without a GPU, cores play it: some for the main stream, the others for retrieval and every copy.
         self._emulated = machine.gpu.emulated
@@ -200,13 +202,11 @@ class CostModel(OpTimes):
         return max(1, round(self._retrieval_kernels * max(halves, 1) / 2))
 
     def _layer_overhead_ns(self, kinds: set[OpKind], small: bool) -> float:
-        """Fixed cost of a layer's part: the projection carries it.
-
-        Where the retrieval's own is stated, the projection and the rest of the layer carry half each.
-        """
-        if not small or self._retrieval_layer_ns is None:
+        """Fixed cost of a layer's part: the projection carries it, of a retrieval layer its share of it."""
+        if not small:
             return self._layer_ns if OpKind.QKV in kinds else 0.0
-        return self._retrieval_layer_ns * ((OpKind.QKV in kinds) + (OpKind.OUTPUT in kinds)) / 2
+        share, rest = self._project_share, 1.0 - self._project_share
+        return self._retrieval_layer_ns * (share * (OpKind.QKV in kinds) + rest * (OpKind.OUTPUT in kinds))
 
     def _flow(self, op: Op) -> Flow:
         """Time alone of an op that moves bytes, and the shares of the rates that it takes then."""

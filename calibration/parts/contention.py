@@ -23,8 +23,9 @@ def measure(bench: Bench) -> Part:
     bench = replace(bench, plan=replace(bench.plan, max_spread=1e9, more=0))
     shape, block = bench.shape, bench.block_length
     model = gemm.layers_model(bench)
-    q = bench.random(4, block, shape.num_heads, shape.head_dim)
-    k, v = (bench.random(4, shape.num_kv_heads, 4096, shape.head_dim) for _ in range(2))
+    requests, prefix = (1, 2048) if bench.quick else (4, 4096)
+    q = bench.random(requests, block, shape.num_heads, shape.head_dim)
+    k, v = (bench.random(requests, shape.num_kv_heads, prefix, shape.head_dim) for _ in range(2))
     main: dict[str, Work] = {
         "products": gemm.products(bench, model, block),
         "attention": lambda: attend_partial(q, k, v),

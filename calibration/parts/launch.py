@@ -47,10 +47,9 @@ def measure(bench: Bench) -> Part:
     for name, timing in timings.items():
         part.rows.append(row_of(timing, case=name, launches=_LAUNCHES, us=round(timing.seconds / _LAUNCHES * 1e6, 2)))
     row = timings["in a row"]
-    part.values += _stage_overheads(bench, part) if bench.fused else overheads.measure(bench, part)
-    part.values.append(
-        Value("engine.stage_overhead_us", "us", row.seconds / _LAUNCHES * 1e6, spread=row.spread, note="empty launches")
-    )
+    stage_s = row.seconds / _LAUNCHES
+    part.values += _stage_overheads(bench, part) if bench.fused else overheads.measure(bench, part, stage_s)
+    part.values.append(Value("engine.stage_overhead_us", "us", stage_s * 1e6, spread=row.spread, note="empty launches"))
     if bench.fused:
         from calibration.gpu import launches, steps
 

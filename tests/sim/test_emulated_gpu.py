@@ -100,6 +100,14 @@ def test_retrievals_own_layer_overhead_is_carried_by_both_halves_of_a_layer(emul
     assert cost_of(slow, "denoise").total_ns == cost_of(base, "denoise").total_ns
 
 
+@pytest.mark.parametrize(("stage", "share"), [("project", 0.75), ("finish", 0.25)])
+def test_the_projection_carries_its_share_of_retrievals_layer_overhead(emulated, stage, share):
+    stated = {"retrieval_project_share": (0.75, "share")}
+    base = with_engine(emulated, retrieval_layer_overhead_us=(100.0, "us"), **stated)
+    slow = with_engine(emulated, retrieval_layer_overhead_us=(300.0, "us"), **stated)
+    assert cost_of(slow, stage).total_ns - cost_of(base, stage).total_ns == pytest.approx(200_000 * share, abs=2)
+
+
 def test_attention_priced_by_its_products_costs_twice_as_much_for_twice_the_queries(emulated):
     slow = with_engine(emulated, attention_flops_efficiency=(0.001, "share"))
     costs = CostModel(build(catalogue.get("llada2-mini"), "herald"), slow)
