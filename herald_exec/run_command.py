@@ -16,6 +16,7 @@ from herald_pipeline import capacity, catalogue, methods
 from herald_pipeline import pipeline as pipelines
 from herald_pipeline.capacity import Memory
 from herald_pipeline.errors import ConfigError, RunError, check_number, did_you_mean, raise_problems
+from herald_pipeline.memory import UNLIMITED_BYTES
 from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.settings import Settings
 from herald_pipeline.steps import Steps, parse, read_commits, read_steps
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from herald_exec.requests import DecodeRequest
     from herald_pipeline.result import Result
 
-_UNLIMITED_BYTES = 1e18
 _PREFIX = "settings."
 
 
@@ -205,8 +205,8 @@ def kv_room(
         for name, value in (("hbm_limit_gb", hbm_limit_gb), ("host_limit_gb", host_limit_gb))
         if value is not None
     )
-    hbm = _UNLIMITED_BYTES if hbm_limit_gb is None else hbm_limit_gb * GB
-    host = _UNLIMITED_BYTES if host_limit_gb is None else host_limit_gb * GB
+    hbm = UNLIMITED_BYTES if hbm_limit_gb is None else hbm_limit_gb * GB
+    host = UNLIMITED_BYTES if host_limit_gb is None else host_limit_gb * GB
     memory = Memory(hbm, hbm, host)
     sizes = {request.padded_tokens(lengths.block_length) for request in lengths.blocked()}
     if len(sizes) == 1 and len(lengths.requests) <= lengths.batch:

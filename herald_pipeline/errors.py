@@ -44,14 +44,14 @@ class RunError(HeraldError):
     """A run that ended early; the cause is chained and what it had produced is marked partial."""
 
 
-def did_you_mean(name: str, valid: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` for the closest valid name, else the list of all."""
+def did_you_mean(name: str, valid: Iterable[str], *, otherwise: str | None = None) -> str:
+    """``"; did you mean 'x'?"`` for the closest valid name, else ``otherwise``, by default the list of all."""
     names = sorted(str(name) for name in valid)
     spelt = {valid_name.lower(): valid_name for valid_name in names}
     close = difflib.get_close_matches(name.lower(), spelt, n=1, cutoff=0.5)
     if close:
         return f"; did you mean {spelt[close[0]]!r}?"
-    return f"; valid: {', '.join(names)}"
+    return f"; valid: {', '.join(names)}" if otherwise is None else f"; {otherwise}"
 
 
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> ConfigError:

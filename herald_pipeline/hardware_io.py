@@ -240,7 +240,8 @@ def _override(profile: Profile, overrides: Sequence[str]) -> Profile:
         elif path in DESCRIPTIVE:
             problems.append(f"--set {path}: would change nothing, it describes the machine: {DESCRIPTIVE[path]}")
         elif path not in units and path not in counts:
-            problems.append(f"--set {path}: unknown path{did_you_mean(path, (*units, *counts))}")
+            listed = "write machine.SECTION.NAME or engine.NAME; `herald-sim hardware NAME` lists them"
+            problems.append(f"--set {path}: unknown path{did_you_mean(path, (*units, *counts), otherwise=listed)}")
         else:
             try:
                 value = float(raw)

@@ -19,6 +19,10 @@ class Item(NamedTuple):
     transient: bool = False
 
 
+UNLIMITED_BYTES = 1e18
+"""A limit that nothing reaches: there is none."""
+
+
 class Limit(NamedTuple):
     """One memory limit and what is asked of it."""
 
@@ -154,10 +158,15 @@ class Budget:
                     lines.append(
                         f"  {home.value:<5}{item.name:<14}{format_bytes(item.num_bytes):>12} {mark:<5}{item.what}"
                     )
-        for limit in self.limits():
-            left = "left" if limit.free_bytes >= 0 else "SHORT"
-            lines.append(
-                f"  {limit.name}: {format_bytes(limit.needed_bytes)} of {format_bytes(limit.limit_bytes)}, "
-                f"{format_bytes(abs(limit.free_bytes))} {left} ({limit.what})"
-            )
+        lines += [
+            f"  {limit.name}: {format_bytes(limit.needed_bytes)}{_left(limit)} ({limit.what})"
+            for limit in self.limits()
+        ]
         return "\n".join(lines)
+
+
+def _left(limit: Limit) -> str:
+    if limit.limit_bytes >= UNLIMITED_BYTES:
+        return ", no limit"
+    left = "left" if limit.free_bytes >= 0 else "SHORT"
+    return f" of {format_bytes(limit.limit_bytes)}, {format_bytes(abs(limit.free_bytes))} {left}"

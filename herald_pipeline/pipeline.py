@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from herald_pipeline import methods
-from herald_pipeline.errors import ConfigError
+from herald_pipeline.errors import ConfigError, raise_problems
 from herald_pipeline.methods.base import Method
 from herald_pipeline.model import ModelShape
 from herald_pipeline.parts import Parts
@@ -58,6 +58,30 @@ def scanned_bytes(pipeline: Pipeline, rows: int, context: int) -> float:
     return sum(repeat.count * op.dram_bytes for repeat in work for op in repeat.ops if op.kind is OpKind.SELECT)
 
 
+_OF_ONE_METHOD = {
+    "proxy_fraction": "infinigen",
+    "retrieval_fraction": "specontext",
+    "selection_overlap": "specontext",
+    "window_blocks": "herald-sliding",
+}
+"""Settings that a single method reads."""
+
+
+def _check_settings(model: ModelShape, method: Method, settings: Settings) -> None:
+    """Refuse what the method or the model would ignore."""
+    problems: list[str | None] = [
+        f"settings.{name} is a setting of {owner} and changes nothing with {method.name}"
+        for name, owner in _OF_ONE_METHOD.items()
+        if method.name != owner and getattr(settings, name) != getattr(method.defaults, name)
+    ]
+    if settings.exact_layers > max(model.num_layers, method.defaults.exact_layers):
+        problems.append(
+            f"settings.exact_layers must be <= {model.num_layers}, the layers of {model.name}, "
+            f"got {settings.exact_layers}"
+        )
+    raise_problems(problems)
+
+
 def build(model: ModelShape, method: Method | str, **settings: Any) -> Pipeline:
     """Describe ``method`` for ``model``; ``settings`` override the method's defaults by name.
 
@@ -68,6 +92,7 @@ def build(model: ModelShape, method: Method | str, **settings: Any) -> Pipeline:
     if default.queries == default.block_length and "queries" not in settings:
         settings["queries"] = settings.get("block_length", default.block_length)
     resolved = default.replace(**settings)
+    _check_settings(model, chosen, resolved)
     template, pools = chosen.build(Parts(model, resolved))
     if resolved.gather != "cpu" and not {"select", "upload"} <= {stage.name for stage in template.stages()}:
         message = (

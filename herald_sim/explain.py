@@ -56,6 +56,8 @@ class Explanation:
             "throughput_tok_s": self.result.throughput_tok_s,
             "block_time_s": self.result.block_time_s,
             "limit": self.result.limit,
+            "status": self.result.status,
+            **{key: value for key, value in self.result.extra.items() if key == "beyond_memory"},
             "critical_path_s": dict(self.path),
             "changes": dict(self.changes),
         }

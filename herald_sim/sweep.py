@@ -177,21 +177,25 @@ def run_point(point: Mapping[str, Any], fast: bool) -> dict[str, Any]:
 
 
 def sweep(points: Iterable[Point], out: Path, executor: "Workers", *, fast: bool = False) -> dict[str, Any]:
-    """Run the points that ``out`` does not hold yet; returns the summary that it writes there."""
-    points = list(points)
+    """Run the points that ``out`` does not hold yet; returns the summary that it writes there.
+
+    A point that is given again runs once; ``repeated`` in the summary counts such.
+    """
+    given = [(point_id(point), point) for point in points]
+    unique = dict(given)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         message = f"cannot use {out} as the sweep's folder: {problem.strerror}; --out names a folder"
         raise ConfigError(message) from None
     done = {line["id"]: line for line in read_points(out / POINTS)}
-    wanted = [point for point in points if point_id(point) not in done]
+    wanted = [point for name, point in unique.items() if name not in done]
     with (out / POINTS).open("a", encoding="utf-8") as file:
         for line in executor.run(wanted, fast):
             done[line["id"]] = line
             file.write(json.dumps(line, allow_nan=False) + "\n")
             file.flush()
-    summary = summarise([done[point_id(point)] for point in points])
+    summary = {**summarise([done[name] for name in unique]), "repeated": len(given) - len(unique)}
     (out / SUMMARY).write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     return summary
 

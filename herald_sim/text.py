@@ -4,6 +4,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from herald_pipeline.result import Result
@@ -18,19 +19,53 @@ WIDTH = 100
 _LEAST_WIDTH = 40
 
 
+_GAP = "  "
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell; the first is left-aligned, so are those that hold words."""
+    """Columns as wide as their widest cell; the first is left-aligned, so are those that hold words.
+
+    Where that is more than the terminal has, cells and headings of several words go on below themselves.
+    """
+    return "\n".join(table_rows(header, rows))
+
+
+def table_rows(header: Sequence[str], rows: Iterable[Sequence[str]], indent: int = 0) -> list[str]:
+    """The parts of :func:`table`, heading first: a text for each row, of several lines where a cell goes on."""
     lines = [list(header), *[list(row) for row in rows]]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     words = [any(cell and not _numeric(cell) for cell in column) for column in zip(*lines[1:], strict=True)] or [True]
+    widths = _widths(lines, _columns() - indent)
+    return [textwrap.indent(_row(line, widths, words), " " * indent) for line in lines]
+
+
+def _row(line: Sequence[str], widths: Sequence[int], words: Sequence[bool]) -> str:
+    parts = [_folded(cell, width) for cell, width in zip(line, widths, strict=True)]
     texts = []
-    for line in lines:
-        cells = [
-            cell.ljust(width) if word else cell.rjust(width)
-            for cell, width, word in zip(line, widths, words, strict=False)
-        ]
-        texts.append("  ".join(cells).rstrip())
+    for cells in zip_longest(*parts, fillvalue=""):
+        sides = zip(cells, widths, words, strict=False)
+        placed = [cell.ljust(width) if word else cell.rjust(width) for cell, width, word in sides]
+        texts.append(_GAP.join(placed).rstrip())
     return "\n".join(texts)
+
+
+def _widths(lines: Sequence[Sequence[str]], available: int) -> list[int]:
+    """Widths of the columns: of their widest cell, or less, down to their longest word, until a line fits."""
+    columns = list(zip(*lines, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    least = [max((len(word) for cell in column for word in cell.split()), default=0) for column in columns]
+    while sum(widths) + len(_GAP) * (len(widths) - 1) > available:
+        room = [width - shortest for width, shortest in zip(widths, least, strict=True)]
+        if max(room) <= 0:
+            break
+        widths[room.index(max(room))] -= 1
+    return widths
+
+
+def _folded(cell: str, width: int) -> list[str]:
+    """``cell`` in lines of ``width``; one that fits stays as it is."""
+    if len(cell) <= width:
+        return [cell]
+    return textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False)
 
 
 def wrapped(line: str, hang: int = 12) -> str:
@@ -136,11 +171,14 @@ def explanation_text(found: "Explanation") -> str:
     """Critical path by stage, then the effect of each change."""
     whole = sum(found.path.values())
     path = [(name, _seconds(value), f"{100 * value / whole:.1f}%") for name, value in found.path.items()]
+    beyond = found.result.extra.get("beyond_memory")
+    projected = f"beyond memory: {beyond}; nothing shows that this batch could be held"
     changes = [(name, f"{100 * value:+.1f}%") for name, value in found.changes.items()]
     return "\n".join(
         [
             f"{number(found.result.throughput_tok_s or 0)} tok/s, block {_seconds(found.result.block_time_s)}, "
             f"{found.result.status}",
+            *([wrapped(projected)] if beyond else []),
             "",
             "critical path of a block",
             table(("stage", "time", "share"), path),
@@ -159,6 +197,8 @@ def summary_text(summary: Mapping[str, Any]) -> str:
     """Counts, the best point and the Pareto front of a sweep."""
     counts = ", ".join(f"{summary[state]} {state}" for state in ("ok", "infeasible", "failed"))
     lines = [f"{summary['points']} points: {counts}"]
+    if summary["repeated"]:
+        lines.append(f"{summary['repeated']} more were given twice and stand there once")
     if summary["best"] is not None:
         lines.append(f"best {number(summary['best']['throughput_tok_s'])} tok/s: {_parameters(summary['best'])}")
         lines.append("throughput against block time, what no other point beats in both:")

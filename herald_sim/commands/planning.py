@@ -150,8 +150,6 @@ def explain(
     pipeline, profile = options.pipeline(), options.profile()
     note(*profile.warnings)
     found = explained(pipeline, profile, options.workload(pipeline.settings.block_length))
-    if "beyond_memory" in found.result.extra:
-        note(f"beyond memory: {found.result.extra['beyond_memory']}; nothing shows that this batch could be held")
     if as_json:
         print_json(found.as_dict())
     else:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from herald_sim.arguments import Block, BudgetShare, Engine, Json, Method, Model, Sets
-from herald_sim.commands.output import note, print_json, refuse
+from herald_sim.commands.output import note, print_json, refuse, starting
 
 PAPER_HARDWARE = "h100-sxm-80g_xeon-8481c"
 
@@ -52,7 +52,10 @@ def exhibit(
     ],
     hardware: Annotated[str, typer.Option("--hardware", help="Profile to recompute it on.")] = PAPER_HARDWARE,
     engine: Engine = None,
-    set_: Sets = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="PATH=VALUE of the profile, repeatable: machine.link.h2d_gb_s=25, engine.x=y."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """A published figure or table, recomputed, with the printed values beside ours."""
@@ -60,6 +63,7 @@ def exhibit(
     from herald_sim import exhibits
     from herald_sim.exhibits.text import exhibit_text
 
+    refuse("changes no exhibit: its settings are the paper's", starting(set_, "settings."))
     profile = hardware_io.resolve(hardware, engine, set_ or ())
     note(*profile.warnings)
     rows = exhibits.rows(name, profile)

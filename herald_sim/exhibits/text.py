@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from herald_sim.text import number, table, wrapped
+from herald_sim.text import number, table_rows, wrapped
 
 Row = Mapping[str, Any]
 
@@ -13,6 +13,8 @@ class Caption(NamedTuple):
 
     title: str
     notes: tuple[str, ...] = ()
+    by: tuple[str, ...] = ()
+    """Columns that are said once above the rows that share them."""
 
 
 _BEST = "ours at our own best feasible batch: the figure prints none"
@@ -72,11 +74,16 @@ CAPTIONS: Mapping[str, Caption] = {
         "How far the printed values decide each fitted number",
         (
             "spread: relative standard deviation; moved: largest change when one value is left out",
-            "identified: both within 10%; of the others only what they predict together means something",
+            "decided: both within 10%; of the others only what they predict together means something",
         ),
     ),
-    "dsb-main": Caption("DSB, main table, taken apart: tok/s as printed, milliseconds and forwards implied by it"),
-    "dsb-table-3": Caption("DSB, Table 3, taken apart: tok/s as printed, milliseconds and forwards implied by it"),
+    "dsb-main": Caption(
+        "DSB, main table, taken apart: tok/s as printed, milliseconds and forwards implied by it",
+        by=("model", "decoder"),
+    ),
+    "dsb-table-3": Caption(
+        "DSB, Table 3, taken apart: tok/s as printed, milliseconds and forwards implied by it", by=("model", "decoder")
+    ),
     "dsb-example": Caption("DSB, worked example: where a block begins and ends, in positions"),
 }
 _HEADINGS = {
@@ -94,6 +101,7 @@ _HEADINGS = {
     "herald_tok_s": "HERALD",
     "full_forward_ms": "full ms",
     "short_step_ms": "short ms",
+    "identified": "decided",
 }
 _SHARES = frozenset({"error", "batch_error", "spread", "moved"})
 _IN_WORDS = {"True": "yes", "False": "no"}
@@ -103,9 +111,18 @@ def exhibit_text(name: str, rows: Sequence[Row]) -> str:
     """The exhibit called ``name``: caption, table, footnotes, and errors of each fit and set."""
     caption = CAPTIONS[name]
     notes: dict[str, str] = {}
-    cells = [_row(row, _columns(rows), notes) for row in rows]
-    header = [_HEADINGS.get(column, column) for column in _columns(rows)]
-    lines = [caption.title, "", table(header, cells), ""]
+    columns = [column for column in _columns(rows) if column not in caption.by]
+    cells = [_row(row, columns, notes) for row in rows]
+    header = [_HEADINGS.get(column, column) for column in columns]
+    heading, *texts = table_rows(header, cells, indent=2 if caption.by else 0)
+    lines = [caption.title, "", heading]
+    group = None
+    for row, text in zip(rows, texts, strict=True):
+        shared = ", ".join(str(row[column]) for column in caption.by)
+        lines += [shared] if shared and shared != group else []
+        group = shared
+        lines.append(text)
+    lines.append("")
     lines += [wrapped(f"[{mark}] {note}", hang=4) for note, mark in notes.items()]
     lines += [wrapped(note, hang=2) for note in caption.notes]
     lines += list(_errors(rows))
@@ -118,6 +135,8 @@ def _columns(rows: Sequence[Row]) -> list[str]:
     parts = all(row.get("method") for row in rows)
     hidden = {"exhibit", "assumption", "unit", "basis", "note", *(("name",) if parts else ())}
     hidden |= {key for key in found if all(row.get(key) in (None, "") for row in rows)}
+    # The lines of errors name the set; a column that says the same in every row is only wide.
+    hidden |= {"set"} if len({row.get("set") for row in rows if row.get("published") is not None}) == 1 else set()
     return [key for key in found if key not in hidden]
 
 

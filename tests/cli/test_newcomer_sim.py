@@ -50,6 +50,13 @@ def refused(*arguments, code=2):
         ((*EXPLAIN, "--gen-tokens", "32"), "pass --gen-tokens 64 or above"),
         ((*DESCRIBE, "--set", "machine.link.h2d_gb_s=12500"), "says nothing of a description"),
         ((*DESCRIBE, "--svg", "/"), "it is a folder"),
+        (("exhibit", "fig-8", "--set", "settings.queries=4"), "changes no exhibit: its settings are the paper's"),
+        (
+            (*RUN, "--set", "settings.exact_layers=999"),
+            "settings.exact_layers must be <= 20, the layers of llada2-mini",
+        ),
+        ((*RUN, "--set", "settings.window_blocks=4"), "a setting of herald-sliding and changes nothing with herald"),
+        ((*RUN, "--set", "settings.proxy_fraction=0.5"), "a setting of infinigen and changes nothing with herald"),
     ],
 )
 def test_what_would_be_ignored_or_crash_is_refused(arguments, message):
@@ -113,3 +120,40 @@ def test_an_empty_profile_is_told_what_it_needs(tmp_path):
     path.write_text("")
     arguments = [str(path) if argument == HARDWARE else argument for argument in RUN]
     assert "states none: it needs a table [engines.NAME]" in refused(*arguments, code=1)
+
+
+def test_exhibits_offer_no_setting_that_they_refuse():
+    assert "settings." not in herald_sim("exhibit", "--help")[1]
+
+
+def test_an_unknown_path_is_refused_in_a_line_that_can_be_read():
+    said = refused(*RUN, "--set", "zzzqqq=3")
+    assert "unknown path; write machine.SECTION.NAME or engine.NAME" in said
+    assert len(said) < 200
+
+
+def test_a_sliding_block_shorter_than_the_one_it_begins_with_names_both_options():
+    dsb = ("run", "--model", "llada-8b", "--method", "dense", "--hardware", HARDWARE, "--scheduler", "dsb-const")
+    said = refused(*dsb, "--s-max", "8")
+    assert "got 8 and 32; raise --s-max or lower --block" in said
+
+
+def test_explain_says_beyond_memory_in_its_result():
+    dense = ("explain", "--model", "llada2-mini", "--method", "dense", *RUN[5:7], "--context", "32768", "--batch", "60")
+    _, text, _ = herald_sim(*dense)
+    assert "beyond memory: gpu kv, short by" in text
+    found = json.loads(herald_sim(*dense, "--json")[1])
+    assert found["beyond_memory"].startswith("gpu kv, short by")
+    fits = json.loads(herald_sim(*dense[:-1], "8", "--json")[1])
+    assert "beyond_memory" not in fits
+
+
+def test_what_a_sweep_is_given_twice_runs_once_and_is_counted(tmp_path):
+    out = tmp_path / "out"
+    grid = ("sweep", "--model", "tiny", "--method", "dense", "--hardware", HARDWARE, "--context", "64")
+    code, text, _ = herald_sim(*grid, "--batch", "2,2,4", "--out", str(out), "--workers", "1")
+    assert code == 0
+    assert "2 points: 2 ok" in text
+    assert "1 more were given twice" in text
+    assert len((out / "points.jsonl").read_text().splitlines()) == 2
+    assert json.loads((out / "summary.json").read_text())["repeated"] == 1

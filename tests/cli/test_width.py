@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from herald_sim import cli
-from herald_sim.text import WIDTH, wrapped
+from herald_sim.text import WIDTH, table, table_rows, wrapped
 
 HARDWARE = "h100-sxm-80g_xeon-8481c"
 RUN = ("run", "--method", "dense", "--model", "tiny", "--hardware", HARDWARE, "--context", "64", "--gen-tokens", "96")
@@ -33,6 +33,7 @@ def printed(*arguments):
         ("describe", "--model", "llada2-mini", "--method", "herald"),
         ("describe", "--model", "sdar-8b", "--method", "infinigen"),
         (*RUN, "--batch", "1"),
+        *(("exhibit", name) for name in ("table-2", "fig-5", "fig-13", "identified", "dsb-main", "dsb-table-3")),
     ],
     ids=lambda arguments: " ".join(arguments[:5:2]),
 )
@@ -54,3 +55,20 @@ def test_a_narrow_terminal_gets_lines_of_its_width(monkeypatch):
     assert 94 < max(map(len, piped)) <= WIDTH
     assert wide == piped
     assert all(text.startswith("    word") for text in narrow[1:])
+
+
+def test_a_table_that_fits_keeps_every_cell_on_one_line():
+    assert table(("name", "two words"), [("a", "1"), ("b", "22")]).splitlines() == [
+        "name  two words",
+        "a             1",
+        "b            22",
+    ]
+
+
+def test_cells_of_a_table_that_is_too_wide_go_on_below_themselves_and_lose_no_word():
+    sentence = "every word of this cell is still there " * 4
+    heading, row, other = table_rows(("name", "what"), [("first", sentence), ("second", "short")], indent=2)
+    assert max(map(len, row.splitlines())) <= WIDTH
+    assert row.split() == ["first", *sentence.split()]
+    assert heading.split() == ["name", "what"]
+    assert other == "  second  short"

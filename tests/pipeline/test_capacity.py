@@ -253,3 +253,13 @@ def test_the_budget_is_given_as_plain_values_too():
     report = capacity.budget(PIPELINES[1], 320, 2, MEMORY).as_dict()
     assert report["fits"] is True
     assert {item["name"] for item in report["items"]} >= {"weights", "full", "exact", "sparse", "logits"}
+
+
+def test_a_memory_without_a_limit_says_so_in_the_table():
+    from herald_pipeline.memory import UNLIMITED_BYTES
+
+    pipeline = build(catalogue.get("llada2-mini"), "herald")
+    lines = capacity.budget(pipeline, 4096, 100, Memory(1e9, 1e9, UNLIMITED_BYTES)).table().splitlines()
+    (host,) = [line for line in lines if line.startswith("  host memory: ")]
+    assert host.endswith(", no limit (pools in DRAM)")
+    assert any("SHORT" in line for line in lines)

@@ -37,8 +37,17 @@ class DynamicSlidingBlock:
         raise_problems(
             [
                 check_number(self.s_init, "s_init", minimum=1, integer=True),
-                None if self.s_max is None else check_number(self.s_max, "s_max", minimum=self.s_init, integer=True),
+                None if self.s_max is None else check_number(self.s_max, "s_max (--s-max)", minimum=1, integer=True),
+                self._too_short(),
             ]
+        )
+
+    def _too_short(self) -> str | None:
+        if self.s_max is None or not 1 <= self.s_max < self.s_init:
+            return None
+        return (
+            f"s_max must be >= s_init, the block that it caps: got {self.s_max} and {self.s_init}; raise --s-max or "
+            "lower --block"
         )
 
     @property
