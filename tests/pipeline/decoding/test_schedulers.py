@@ -236,7 +236,7 @@ def test_both_libraries_walk_the_same_path(play, name):
 
 
 def test_an_s_max_below_s_init_is_refused():
-    with pytest.raises(ConfigError, match="s_max must be >= s_init.*got 16 and 32"):
+    with pytest.raises(ConfigError, match=r"s_max must be >= s_init.*got 16 and 32"):
         schedulers.get("dsb-greedy", s_max=16)
 
 
