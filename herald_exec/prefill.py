@@ -60,6 +60,8 @@ def _layer(session: Session, task: Task, prompt: Prompt) -> tuple[KV, Tensor | N
     chunk = block if q.is_cuda else block * max(1, 256 // block)
     prompt.hidden = model.finish(task.layer, prompt.hidden, attend_in_chunks(q, k, v, block, chunk)[0])
     kv = KV(k[:, :, :context].contiguous(), v[:, :, :context].contiguous())
+    if session.pools.partial is not None:
+        session.pools.partial.begin(task.layer, prompt.row.slot, q[0, :context])
     selected = None
     if _selects(session, task):
         masks = KV(k[:, :, context:], v[:, :, context:])
@@ -74,6 +76,8 @@ def _synthetic(session: Session, task: Task, row: Row) -> tuple[KV, Tensor | Non
     generator = torch.Generator(device=session.device).manual_seed(seed)
     dims = (1, shape.num_kv_heads, row.prefix, shape.head_dim)
     kv = KV(*(torch.randn(dims, generator=generator, device=session.device).to(session.model.dtype) for _ in "kv"))
+    if session.pools.partial is not None:
+        session.pools.partial.begin(task.layer, row.slot, kv.keys[0].transpose(0, 1))
     if not _selects(session, task):
         return kv, None
     even = torch.arange(row.to_select, device=session.device) * row.prefix // max(row.to_select, 1)

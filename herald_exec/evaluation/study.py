@@ -15,10 +15,11 @@ from herald_exec.attention import attend, block_causal_mask
 from herald_exec.evaluation.rules import Previous, Rule, When
 from herald_exec.evaluation.scoring import select
 from herald_exec.models.base import BlockModel
+from herald_exec.models.forward import prefill
 from herald_exec.models.layers import Rotary
 from herald_exec.pools import KV
 from herald_exec.prefill import importance, top_positions
-from herald_exec.proxies import skew, speculated_queries
+from herald_exec.proxies import proxy_importance, skew, speculated_queries
 from herald_exec.reference.tasks import MAX_ANSWER_TOKENS, Sample
 from herald_pipeline.decoding import acceptance
 from herald_pipeline.decoding.sampling import Sampler
@@ -90,8 +91,16 @@ class Prompts:
 
     @property
     def columns(self) -> list[Tensor]:
-        """InfiniGen's kept columns, computed when first asked for."""
-        self._columns = self._columns or skew(self.model, Settings().proxy_fraction)
+        """InfiniGen's kept columns of every layer, ``[R, kv, d, c]``; each prompt is read once more for its own."""
+        if not self._columns:
+            found: list[list[Tensor]] = [[] for _ in range(self.model.shape.num_layers)]
+
+            def hook(layer: int, q: Tensor, _k: Tensor, _v: Tensor) -> None:
+                found[layer].append(skew(q[0], self.model.shape.num_kv_heads, Settings().proxy_fraction))
+
+            for sample in self.samples:
+                prefill(self.model, torch.tensor(sample.prompt, device=self.model.device), hook)
+            self._columns = [torch.stack(layer) for layer in found]
         return self._columns
 
 
@@ -243,12 +252,9 @@ class Study:
         return self._layers(tokens, start, attention)
 
     def _proxy_pick(self, layer: int, queries: Tensor, keys: Tensor, count: int) -> Tensor:
-        """InfiniGen's entries: partial keys against the sum of a KV head's partial queries."""
-        columns = self.prompts.columns[layer]
-        rows, block, _, dim = queries.shape
-        grouped = queries.view(rows, block, columns.shape[0], -1, dim).sum(dim=(1, 3))
-        partial = torch.einsum("rkd,kdc->rkc", grouped, columns)
-        return top_positions(((keys @ columns) @ partial[..., None]).squeeze(-1).float(), count)
+        """InfiniGen's entries: speculated queries over partial keys."""
+        columns = self.prompts.columns[layer][self._rows]
+        return top_positions(proxy_importance(queries, keys @ columns, columns), count)
 
     # Selection of the coming block ------------------------------------------------------------------------------------
 

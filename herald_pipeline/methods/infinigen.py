@@ -119,7 +119,8 @@ METHOD = Method(
     build,
     Settings(budget=0.20, queries=32, exact_layers=0),
     assumptions=(
-        "partial scores are summed over the query heads of a KV head",
+        "weights of partial scores are summed over a block's queries and the query heads of a KV head, like exact ones",
+        "the kept columns are those of the prompt's own queries, found at prefill",
         "the proxy reads proxy_fraction of the head dimension of every key, kept on the device",
         "selected rows are fetched by index without overlap, as the published rows suggest",
     ),

@@ -7,7 +7,6 @@ import torch
 
 from herald_exec.models import tiny
 from herald_exec.models.layers import rotate
-from herald_exec.proxies import skew
 from herald_exec.requests import DecodeRequest
 from herald_pipeline import methods
 from herald_pipeline.decoding.sampling import hash_uniform
@@ -68,10 +67,28 @@ class Oracle:
         self.keys = [empty for _ in self.layers]
         self.values = [empty for _ in self.layers]
         context = len(prompt) // self.block * self.block
+        asked = [[] for _ in self.layers]
+
+        def noted(layer, q, *_):
+            asked[layer].append(q)
+            return self.whole(layer)
+
         for start in range(0, context, self.block):
-            _, kv = self.forward(torch.tensor(prompt[start : start + self.block]), start, self.whole)
+            _, kv = self.forward(torch.tensor(prompt[start : start + self.block]), start, noted)
             self.store(kv)
+        self.columns = [self.skewed(torch.cat(q) if q else None) for q in asked]
         return context
+
+    def skewed(self, queries):
+        """Per KV head, the right singular vectors of the prompt's queries with most weight; without one, first axes."""
+        count, found = max(1, round(self.settings.proxy_fraction * self.shape.head_dim)), []
+        if queries is None:
+            return [torch.eye(self.shape.head_dim)[:, :count]] * self.shape.num_kv_heads
+        for head in range(self.shape.num_kv_heads):
+            group = queries[:, head * self.shape.group_size : (head + 1) * self.shape.group_size].flatten(0, 1)
+            basis = torch.linalg.svd(group.double()).Vh.T.float()
+            found.append(basis[:, (group @ basis).abs().sum(0).topk(count).indices])
+        return found
 
     def whole(self, layer, *_):
         return self.keys[layer], self.values[layer]
@@ -154,7 +171,7 @@ class Oracle:
 
             step_0, prefix = exact, self.sparse(chosen, 0)
         if method in ("infinigen", "step-fetch"):
-            chosen, columns = {}, skew(self.model, settings.proxy_fraction)
+            chosen, columns = {}, self.columns
 
             def fetched(layer, *_):
                 chosen[layer] = self.proxy(layer, columns, start, self.entering[max(layer - 1, 0)])
@@ -211,7 +228,8 @@ class Oracle:
             group = q[:, head * shape.group_size : (head + 1) * shape.group_size].flatten(0, 1)
             scores = (group @ columns[layer][head]) @ (self.keys[layer][head, :start] @ columns[layer][head]).T
             count = min(self.settings.selected_tokens(start), start)
-            chosen.append(scores.sum(0).topk(count).indices.sort().values)
+            weights = (scores / self.shape.head_dim**0.5).softmax(-1)
+            chosen.append(weights.sum(0).topk(count).indices.sort().values)
         return torch.stack(chosen)
 
     def landmarks(self, layer, q, start):
