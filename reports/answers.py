@@ -3,11 +3,10 @@
 The file is that of ``python -m herald_exec.reference answers --out FILE``.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
-from herald_pipeline.errors import ConfigError
+from reports.files import read_object
 from reports.page import Cell, Section, Table
 
 _LONGEST = 160
@@ -49,17 +48,7 @@ def section(path: Path) -> Section:
 def read(path: Path) -> dict[str, Any]:
     """The document of ``answers``."""
     how = f"make it: python -m herald_exec.reference answers --out {path}"
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
-        message = f"{path} cannot be read ({problem}); {how}"
-        raise ConfigError(message) from None
-    missing = [name for name in ("model", "context", "rows", "methods") if name not in found]
-    if missing:
-        message = f"{path} lacks {', '.join(missing)}; {how}"
-        raise ConfigError(message)
-    document: dict[str, Any] = found
-    return document
+    return read_object(path, how, ("model", "context", "rows", "methods"))
 
 
 def _answer(answer: dict[str, Any]) -> Cell:

@@ -5,7 +5,6 @@ others, so what is put beside each other are changes against the same base (conf
 of speed, and points of accuracy.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -14,9 +13,9 @@ from typing import Any
 import pandas as pd
 
 from herald_pipeline import published
-from herald_pipeline.errors import ConfigError
 from herald_pipeline.published import Paper
 from reports.charts import decoding as charts
+from reports.files import read_object
 from reports.page import Cell, Section, Table
 
 ARTICLE = {
@@ -46,7 +45,7 @@ Key = tuple[str, str, str]
 
 def build(path: Path) -> tuple[str, str, list[Section]]:
     """Title, lead and sections of the page, of the groups that the run holds."""
-    summary = _read(path)
+    summary = read_object(path, "it has to be what decoding-show FILES --json wrote", ("cells",))
     frame = charts.cells_frame(summary)
     where = f"{summary['model']} on {summary['device_name']}, {summary['dtype']}, batch {summary['batch']}"
     origin = f"ours: measured, {path.name}: {where}"
@@ -63,18 +62,6 @@ def build(path: Path) -> tuple[str, str, list[Section]]:
         "beside ours."
     )
     return "Sliding blocks and their caches, measured on the model that ships", lead, sections
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
-        message = f"{path} cannot be read as JSON: {problem}"
-        raise ConfigError(message) from None
-    if not isinstance(found, dict) or "cells" not in found:
-        message = f"{path} is no summary of a decoding run; it has to be what decoding-show FILES --json wrote"
-        raise ConfigError(message)
-    return found
 
 
 def _of(frame: pd.DataFrame, group: str) -> pd.DataFrame:

@@ -1,6 +1,5 @@
 """Files of runs, profiles and reconciliations -> tables that charts draw. No chart reads a file itself."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from herald_pipeline.model import ModelShape
 from herald_pipeline.pipeline import build
 from herald_pipeline.units import GB
 from herald_sim.ceilings import ceilings
+from reports.files import read_object
 
 MAX_SPANS = 4000
 """More rows than a chart may hold are a fault of the caller: the window is to be chosen, not cut."""
@@ -24,17 +24,8 @@ _MS = 1e6
 def read_reconcile(folder: Path) -> dict[str, Any]:
     """The document that ``calibration reconcile`` left in ``folder``."""
     path = folder / "reconcile.json"
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
-        raise ConfigError(
-            f"{path} cannot be read ({problem}); make it: python -m calibration reconcile --out {folder}"
-        ) from None
-    missing = [name for name in ("hardware", "model", "points", "summary") if name not in document]
-    if missing:
-        raise ConfigError(f"{path} lacks {', '.join(missing)}; it is no report of calibration reconcile")
-    found: dict[str, Any] = document
-    return found
+    how = f"make it: python -m calibration reconcile --out {folder}"
+    return read_object(path, how, ("hardware", "model", "points", "summary"))
 
 
 def throughputs(document: dict[str, Any]) -> pd.DataFrame:

@@ -1,38 +1,25 @@
 """Fig. 6 and Fig. 8 as measured: sections of the exhibits' page, from a file of ``benchmarks/bench_kernels.py``."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from herald_pipeline import published
-from herald_pipeline.errors import ConfigError
 from reports import paper_frames
 from reports.charts import kernels as charts
+from reports.files import read_object
 from reports.page import Cell, Section, Table
 
 
 def sections(path: Path) -> list[Section]:
     """Both figures; :class:`ConfigError` when the file is not one of kernel speeds."""
-    bench = _read(path)
+    bench = read_object(path, "write it with: python benchmarks/bench_kernels.py --out FOLDER")
     frame = charts.kernel_frame(bench)
     shape, threads = bench["shape"], max(map(int, bench["read_gb_s"]))
     where = f"{bench['cpu']}, {threads} threads, context {shape['context']:,}"
     origin = f"ours: measured, {path.name}: {where}; printed: published"
     return [_fig_6(bench, frame, origin), _fig_8(bench, frame, origin)]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
-        message = f"{path} cannot be read as JSON: {problem}"
-        raise ConfigError(message) from None
-    if not isinstance(found, dict):
-        message = f"{path} holds no JSON object; write it with: python benchmarks/bench_kernels.py --out FOLDER"
-        raise ConfigError(message)
-    return found
 
 
 def _fig_6(bench: dict[str, Any], frame: pd.DataFrame, origin: str) -> Section:

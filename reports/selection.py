@@ -3,7 +3,6 @@
 It reads what ``python -m herald_exec.evaluation show FILE --json`` and ``recall --summary FILE`` write.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from herald_pipeline import published
 from herald_pipeline.errors import ConfigError
 from reports.charts import selection as charts
+from reports.files import read_object
 from reports.page import Cell, Section, Table
 
 
@@ -21,23 +21,11 @@ def build(study: Path | None, recall: Path | None) -> tuple[str, str, list[Secti
         raise ConfigError(message)
     sections: list[Section] = []
     if study is not None:
-        sections += _study(_read(study), study)
+        sections += _study(read_object(study, "it has to be what show --json wrote"), study)
     if recall is not None:
-        sections += _recall(_read(recall), recall)
+        sections += _recall(read_object(recall, "it has to be what recall --summary wrote"), recall)
     lead = "Measured on the model that ships. Intervals are 95%; where they are wide, the samples were few."
     return "What selection costs in accuracy", lead, sections
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
-        message = f"{path} cannot be read as JSON: {problem}"
-        raise ConfigError(message) from None
-    if not isinstance(found, dict):
-        message = f"{path} holds no JSON object; it has to be what show --json or recall --summary wrote"
-        raise ConfigError(message)
-    return found
 
 
 def _span(score: Mapping[str, float | None], scale: float = 100.0, sign: str = "", digits: int = 1) -> str:

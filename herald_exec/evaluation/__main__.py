@@ -71,8 +71,8 @@ def study(
     ] = None,
 ) -> None:
     """Accuracy, T and retrieval cost of every rule and budget of the plan; all rules share one prefill."""
-    from herald_exec.evaluation.plan import FULL, REDUCED, check_study, run_study
-    from herald_exec.evaluation.resuming import parse_part, read_done, study_facts
+    from herald_exec.evaluation.plan import FULL, REDUCED, check_study, read_study, run_study, study_facts
+    from herald_exec.evaluation.resuming import parse_part
 
     plan = REDUCED if reduced else FULL
     known = dict(plan.rules)
@@ -85,7 +85,7 @@ def study(
     check_study(plan)
     share = parse_part(part)
     loaded, material = _load(model, device)
-    done = read_done(out, study_facts(loaded, plan)) if out is not None else {}
+    done = read_study(out, study_facts(loaded, plan)) if out is not None else {}
     for row in run_study(loaded, material, plan, part=share, done=done):
         _write(row, out)
 

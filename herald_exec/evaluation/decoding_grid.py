@@ -8,7 +8,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from herald_exec.bidirectional import decode, make_batch
 from herald_exec.bidirectional.bench import row_seconds, rows_statistics
 from herald_exec.bidirectional.tune import loss_probability
 from herald_exec.evaluation.decoding_plan import TASKS, Cell, Plan, check_plan
+from herald_exec.evaluation.resuming import read_done, weights_digest
 from herald_exec.models.base import BlockModel
 from herald_exec.reference.lists import ListSample, draw_list, score_list
 from herald_exec.reference.scoring import wilson_interval
@@ -181,43 +181,6 @@ def compare(row: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def weights_digest(model: BlockModel) -> str:
-    """Tells trainings apart: a hash of the token embedding, which every training step moves."""
-    return sha256(model.weights.embedding.float().cpu().numpy().tobytes()).hexdigest()[:12]
-
-
-def read_done(path: Path, facts: Mapping[str, Any]) -> dict[Cell, dict[str, Any]]:
-    """Cells that a results file already holds; a last line that was cut off is taken away and run again.
-
-    Raises
-    ------
-    ConfigError
-        The file is of another plan, model, training, device or batch, or holds something else.
-    """
-    done: dict[Cell, dict[str, Any]] = {}
-    if not path.exists():
-        return done
-    written = path.read_text(encoding="utf-8")
-    if not written.endswith("\n"):
-        written = written[: written.rfind("\n") + 1]
-        path.write_text(written, encoding="utf-8")
-    for number, line in enumerate(written.splitlines(), start=1):
-        try:
-            row = json.loads(line)
-            cell = Cell(**row["cell"])
-        except (ValueError, KeyError, TypeError):
-            message = f"{path}, line {number} is no cell of a decoding run; give another --out"
-            raise ConfigError(message) from None
-        other = [
-            f"{name} {row.get(name)!r} instead of {value!r}" for name, value in facts.items() if row.get(name) != value
-        ]
-        if other:
-            message = f"{path}, line {number} is of another run ({'; '.join(other)}); give another --out"
-            raise ConfigError(message)
-        done[cell] = row
-    return done
-
-
 def device_name(device: torch.device) -> str:
     """The GPU's name, or the CPU's threads."""
     if device.type == "cuda":
@@ -250,7 +213,7 @@ def run_plan(
         "dtype": str(model.dtype).removeprefix("torch."),
         "batch": batch,
     }
-    done = read_done(out, facts) if out is not None else {}
+    done = read_done(out, facts, lambda row: Cell(**row["cell"]), "a decoding run") if out is not None else {}
     bench = Bench(model, material, plan, batch)
     delimiters = newline_tokens(material, model.shape.vocab_size)
     samples: dict[tuple[str, int], list[ListSample]] = {}

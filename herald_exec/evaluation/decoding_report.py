@@ -1,11 +1,11 @@
 """Results of :mod:`herald_exec.evaluation.decoding_grid` as text: every cell, by group and task, losses marked."""
 
-import gzip
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from herald_exec.evaluation.resuming import read_lines
 from herald_pipeline.errors import ConfigError
 
 _HEADER = (
@@ -25,13 +25,7 @@ _HEADER = (
 
 def read_results(path: Path) -> list[dict[str, Any]]:
     """Rows that ``decoding --out`` wrote, compressed by gzip or not."""
-    try:
-        written = path.read_bytes()
-        lines = (gzip.decompress(written) if path.suffix == ".gz" else written).decode().splitlines()
-        rows = [json.loads(line) for line in lines if line.strip()]
-    except (OSError, EOFError, ValueError) as error:
-        message = f"results file {path}: {error}"
-        raise ConfigError(message) from None
+    rows = read_lines(path)
     if not rows or not all(isinstance(row, dict) and "cell" in row and "against_base" in row for row in rows):
         message = f"{path} holds no results of python -m herald_exec.evaluation decoding"
         raise ConfigError(message)

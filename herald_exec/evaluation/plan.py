@@ -3,10 +3,11 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from herald_exec.evaluation.grid import FIRST_SEED
-from herald_exec.evaluation.resuming import Key, study_facts
+from herald_exec.evaluation.resuming import read_done, weights_digest
 from herald_exec.evaluation.rules import RULES, Rule, get_rule
 from herald_exec.evaluation.study import Answered, Prompts, Study
 from herald_exec.models.base import BlockModel
@@ -14,6 +15,8 @@ from herald_exec.reference.scoring import score_sample, wilson_interval
 from herald_exec.reference.tasks import MIN_CONTEXT, TASKS, Material, Sample, draw_samples
 from herald_pipeline.errors import check_number, raise_problems, unknown_name
 
+Key = tuple[str, float, str, int]
+"""Rule, budget, task, context."""
 RETRIEVAL_TASKS = tuple(task for task in TASKS if task != "arith")
 """``arith`` is left out: it needs nothing of the context."""
 
@@ -123,6 +126,29 @@ def study_row(
     }
 
 
+def study_facts(model: BlockModel, plan: StudyPlan) -> dict[str, Any]:
+    """What cells of one file must share; ``weights`` tells trainings apart."""
+    return {
+        "model": model.shape.name,
+        "weights": weights_digest(model),
+        "device": model.device.type,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "threshold": plan.threshold,
+        "samples": plan.samples,
+        "first_seed": plan.first_seed,
+    }
+
+
+def read_study(path: Path, facts: Mapping[str, Any]) -> dict[Key, dict[str, Any]]:
+    """Cells that a study's file holds already (:func:`herald_exec.evaluation.resuming.read_done`)."""
+    return read_done(path, facts, study_key, "a study")
+
+
+def study_key(row: Mapping[str, Any]) -> Key:
+    """Which cell of a plan a row is."""
+    return row["rule"], row["budget"], row["task"], row["context"]
+
+
 def run_study(
     model: BlockModel,
     material: Material,
@@ -138,7 +164,7 @@ def run_study(
     part
         (i, n): every n-th cell beginning with the i-th, so that n machines share a plan evenly.
     done
-        Cells that are not run again (:func:`herald_exec.evaluation.resuming.read_done`).
+        Cells that are not run again (:func:`read_study`).
     """
     check_study(plan)
     facts = study_facts(model, plan)

@@ -1,41 +1,41 @@
-"""Files of study cells that a run goes on from, and what tells one run's cells from another's."""
+"""Files of an evaluation's cells, one JSON line each: runs go on from them, and none is mixed with another."""
 
+import gzip
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
+from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
-from herald_exec.evaluation.decoding_grid import weights_digest
 from herald_exec.models.base import BlockModel
 from herald_pipeline.errors import ConfigError
 
-if TYPE_CHECKING:
-    from herald_exec.evaluation.plan import StudyPlan
-
-Key = tuple[str, float, str, int]
-"""Rule, budget, task, context."""
+Key = TypeVar("Key", bound=Hashable)
 
 
-def study_facts(model: BlockModel, plan: "StudyPlan") -> dict[str, Any]:
-    """What cells of one file must share; ``weights`` tells trainings apart."""
-    return {
-        "model": model.shape.name,
-        "weights": weights_digest(model),
-        "device": model.device.type,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "threshold": plan.threshold,
-        "samples": plan.samples,
-        "first_seed": plan.first_seed,
-    }
+def weights_digest(model: BlockModel) -> str:
+    """Tells trainings apart: a hash of the token embedding, which every training step moves."""
+    return sha256(model.weights.embedding.float().cpu().numpy().tobytes()).hexdigest()[:12]
 
 
-def read_done(path: Path, facts: Mapping[str, Any]) -> dict[Key, dict[str, Any]]:
+def read_done(
+    path: Path, facts: Mapping[str, Any], key_of: Callable[[Mapping[str, Any]], Key], run: str
+) -> dict[Key, dict[str, Any]]:
     """Cells that a results file holds already; a last line that was cut off is taken away, its cell runs again.
+
+    Parameters
+    ----------
+    facts
+        What the cells of one file must share.
+    key_of
+        Tells a run's cells apart.
+    run
+        What the file has to be of, for messages.
 
     Raises
     ------
     ConfigError
-        The file is of other weights, samples, threshold, device or precision, or holds something else.
+        A line is of another run, or no cell at all.
     """
     done: dict[Key, dict[str, Any]] = {}
     if not path.exists():
@@ -47,9 +47,9 @@ def read_done(path: Path, facts: Mapping[str, Any]) -> dict[Key, dict[str, Any]]
     for number, line in enumerate(written.splitlines(), start=1):
         try:
             row = json.loads(line)
-            key = (row["rule"], row["budget"], row["task"], row["context"])
+            key = key_of(row)
         except (ValueError, KeyError, TypeError):
-            message = f"{path}, line {number} is no cell of a study; give another --out"
+            message = f"{path}, line {number} is no cell of {run}; give another --out"
             raise ConfigError(message) from None
         other = [
             f"{name} {row.get(name)!r} instead of {value!r}" for name, value in facts.items() if row.get(name) != value
@@ -59,6 +59,23 @@ def read_done(path: Path, facts: Mapping[str, Any]) -> dict[Key, dict[str, Any]]
             raise ConfigError(message)
         done[key] = row
     return done
+
+
+def read_lines(path: Path) -> list[Any]:
+    """What a file of JSON lines holds, compressed (``.gz``) or not.
+
+    Raises
+    ------
+    ConfigError
+        It cannot be read so.
+    """
+    try:
+        content = path.read_bytes()
+        lines = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8").splitlines()
+        return [json.loads(line) for line in lines if line.strip()]
+    except (OSError, EOFError, ValueError) as error:
+        message = f"{path} cannot be read as JSON lines: {error}"
+        raise ConfigError(message) from None
 
 
 def parse_part(text: str) -> tuple[int, int]:

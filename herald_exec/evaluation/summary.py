@@ -3,8 +3,6 @@
 Differences from Dense are paired: the same sample under both rules, resampled 2,000 times with a fixed seed.
 """
 
-import gzip
-import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from herald_exec.evaluation.plan import study_key
+from herald_exec.evaluation.resuming import read_lines
 from herald_exec.evaluation.rules import RULES, When
 from herald_exec.reference.scoring import wilson_interval
 from herald_pipeline.errors import ConfigError, unknown_name
@@ -34,18 +34,12 @@ def read_rows(*paths: Path) -> list[dict[str, Any]]:
         if len(values) > 1:
             message = f"these cells differ in {name}: {', '.join(map(str, values))}; show runs of one kind at a time"
             raise ConfigError(message)
-    latest = {(row["rule"], row["budget"], row["task"], row["context"]): row for row in rows}
+    latest = {study_key(row): row for row in rows}
     return list(latest.values())
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    try:
-        content = path.read_bytes()
-        lines = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8").splitlines()
-        rows = [json.loads(line) for line in lines if line.strip()]
-    except (OSError, EOFError, ValueError) as error:
-        message = f"{path} cannot be read as JSON lines: {error}"
-        raise ConfigError(message) from None
+    rows = read_lines(path)
     if not rows or any(not isinstance(row, dict) or not row.keys() >= _NEEDED for row in rows):
         message = (
             f"{path} holds no cells of a study; write it with: python -m herald_exec.evaluation study --out {path}"

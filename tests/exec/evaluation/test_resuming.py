@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from herald_exec.evaluation.plan import REDUCED, run_study
-from herald_exec.evaluation.resuming import parse_part, read_done, study_facts
+from herald_exec.evaluation.plan import REDUCED, read_study, run_study, study_facts
+from herald_exec.evaluation.resuming import parse_part
 from herald_exec.evaluation.summary import read_rows
 from herald_exec.models import random_model, tiny_shape
 from herald_exec.reference import read_shipped_material
@@ -60,7 +60,7 @@ def test_parts_together_are_the_whole_plan_each_cell_once_and_alike(model, mater
 
 def test_a_run_goes_on_where_its_file_ends(model, material, rows, tmp_path):
     path = write(tmp_path / "study.jsonl", rows[:4])
-    done = read_done(path, study_facts(model, PLAN))
+    done = read_study(path, study_facts(model, PLAN))
     rest = [timeless(row) for row in run_study(model, material, PLAN, done=done)]
     assert rest == [timeless(row) for row in rows[4:]]
 
@@ -69,7 +69,7 @@ def test_a_line_that_was_cut_off_runs_again(model, rows, tmp_path):
     path = write(tmp_path / "study.jsonl", rows[:2])
     whole = path.read_text()
     path.write_text(whole[:-20])
-    done = read_done(path, study_facts(model, PLAN))
+    done = read_study(path, study_facts(model, PLAN))
     assert list(done) == [key(rows[0])]
     assert path.read_text() == whole.splitlines(keepends=True)[0]
 
@@ -81,20 +81,20 @@ def test_a_line_that_was_cut_off_runs_again(model, rows, tmp_path):
 def test_a_file_of_another_run_is_refused(model, rows, tmp_path, change, words):
     path = write(tmp_path / "study.jsonl", rows[:1])
     with pytest.raises(ConfigError, match=words):
-        read_done(path, study_facts(model, replace(PLAN, **change)))
+        read_study(path, study_facts(model, replace(PLAN, **change)))
 
 
 def test_a_file_of_other_weights_is_refused(rows, tmp_path):
     path = write(tmp_path / "study.jsonl", rows[:1])
     other = random_model(tiny_shape(vocab_size=4096, eos_token_ids=(4095,)), seed=4)
     with pytest.raises(ConfigError, match="weights"):
-        read_done(path, study_facts(other, PLAN))
+        read_study(path, study_facts(other, PLAN))
 
 
 def test_a_file_of_something_else_is_refused(model, tmp_path):
     path = write(tmp_path / "study.jsonl", [{"rule": "dense"}])
     with pytest.raises(ConfigError, match="line 1 is no cell"):
-        read_done(path, study_facts(model, PLAN))
+        read_study(path, study_facts(model, PLAN))
 
 
 @pytest.mark.parametrize("text", ["", "1", "0/2", "3/2", "a/b", "1/2/3", "-1/2", "1.0/2"])
