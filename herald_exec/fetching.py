@@ -57,7 +57,7 @@ def select_step(session: Session, task: Task) -> None:
         lane = KV(own.keys[i : i + 1], own.values[i : i + 1])
         selected = top_positions(importance(q[i : i + 1], prefix, lane), row.to_select)
         index = selected[..., None].expand(-1, -1, -1, prefix.keys.shape[-1])
-        write_selected(session, task, row, KV(prefix.keys.gather(2, index), prefix.values.gather(2, index)), selected)
+        write_selected(session, task, [row], KV(prefix.keys.gather(2, index), prefix.values.gather(2, index)), selected)
         task.num_bytes += (row.prefix + session.block_length) * session.entry_bytes()
     joined = Partial(torch.cat([part.output for part in parts]), torch.cat([part.log_sum_exp for part in parts]))
     forward.attend(task.layer, q, own, joined)

@@ -102,7 +102,7 @@ def _keep(session: Session, task: Task, row: Row, kv: KV, selected: Tensor | Non
     if selected is not None:
         index = selected[..., None].expand(-1, -1, -1, kv.keys.shape[-1])
         picked = KV(kv.keys.gather(2, index), kv.values.gather(2, index))
-        write_selected(session, task, row, picked, selected)
+        write_selected(session, task, [row], picked, selected)
 
 
 def importance(q: Tensor, prefix: KV, own: KV) -> Tensor:

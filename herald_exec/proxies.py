@@ -185,7 +185,7 @@ def fetch_rows(session: Session, task: Task) -> None:
         span = slice(0, row.to_select)
         moved = KV(*(part[i : i + 1, :, span].to(session.device) for part in (keys, values)))
         task.num_bytes += moved.num_bytes
-        write_selected(session, task, row, moved, torch.from_numpy(found.indices[i : i + 1, :, span]))
+        write_selected(session, task, [row], moved, torch.from_numpy(found.indices[i : i + 1, :, span]))
 
 
 @action("step_layer")

@@ -115,7 +115,7 @@ def _scanned_bytes(session: Session, prefix: int, selected: int, extra: int, kee
     if keys == "key-only":
         return ((prefix + selected) / 2 + extra) * entry
     scan = prefix * Forward(session.model.shape, session.pipeline.settings).key8_bytes
-    return scan + ((Forward.candidates(selected, prefix) + selected) / 2 + extra) * entry
+    return scan + ((Forward.scored_again(selected, prefix) + selected) / 2 + extra) * entry
 
 
 def _pass_of(session: Session, task: Task) -> Lanes:
@@ -189,20 +189,15 @@ def _alike(rows: tuple[Row, ...]) -> list[slice]:
 def _land(session: Session, task: Task, rows: tuple[Row, ...], kv: KV, positions: torch.Tensor) -> None:
     """Uploaded entries ``[R, kv, k, d]`` of a layer where the stage declares them."""
     if not task.writes("fetched", buffer=Buffer.RING):
-        write_rows(session, task, rows, kv, positions)
+        write_selected(session, task, rows, kv, positions)
         return
     fetched = session.pools.stores["fetched"]
     at = [fetched.row(row.slot, task.turn % fetched.buffers) for row in rows]
     fetched.write(task.layer, at, [0] * len(rows), kv, positions)
 
 
-def write_selected(session: Session, task: Task, row: Row, kv: KV, positions: torch.Tensor) -> None:
-    """Selected entries ``[1, kv, k, d]`` of a layer into the buffer that the stage declares."""
-    write_rows(session, task, (row,), kv, positions)
-
-
-def write_rows(session: Session, task: Task, rows: tuple[Row, ...], kv: KV, positions: torch.Tensor) -> None:
-    """:func:`write_selected` for ``rows`` that select equally many: one copy where they lie together."""
+def write_selected(session: Session, task: Task, rows: Sequence[Row], kv: KV, positions: torch.Tensor) -> None:
+    """Selected entries ``[R, kv, k, d]`` of a layer, equally many a row, into the buffer that the stage declares."""
     sparse = session.pools.stores["sparse"]
     idle = session.double_buffered
     declared = task.writes("sparse", Region.SELECTED, Buffer.IDLE if idle else Buffer.ONE)

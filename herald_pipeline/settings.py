@@ -15,8 +15,11 @@ KEYS = ("full", "key-only", "int8")
 GATHERS = ("cpu", "fused", "gpu")
 """Who brings a layer's selected entries together; all but the first are beyond the paper."""
 
-INT8_CANDIDATES = 1.5
-"""With 8-bit keys: times the budget that are scored again from the keys themselves (the kernels' default)."""
+INT8_CANDIDATES = 1.1
+"""With 8-bit keys, times the budget that may be selected: ranks from budget / 1.1 to 1.1 x budget are scored again from
+the keys themselves (the kernels' default)."""
+INT8_HEAVIEST = 1 / 8
+"""Of those that rank before them, the share that is scored again too: they make most of a softmax's denominator."""
 
 MAX_WINDOW_BLOCKS = 64
 """A window longer than any response that the papers decode; beyond it a number is a mistake."""
@@ -40,8 +43,9 @@ class Settings:
         Where the retrieval pass attends in those layers: ``cpu`` (the paper scans every layer there) or ``gpu``.
     keys
         What a selection on the CPU reads: ``full`` keys and values (the paper); ``key-only``, keys and the selected
-        entries' values; ``int8``, a copy of the keys in 8 bits, the keys of :data:`INT8_CANDIDATES` x k candidates,
-        and the selected values. Layers that select nothing are read in full.
+        entries' values; ``int8``, a copy of the keys in 8 bits, the keys of what is scored again
+        (:data:`INT8_CANDIDATES`, :data:`INT8_HEAVIEST`), and the selected values. Layers that
+        select nothing are read in full.
     gather
         Who brings the selected entries of a layer together after a selection on the CPU. ``cpu``: a copy into a pinned
         ring beside what follows (the paper, section IV-B4). ``fused``: the same copy, by each worker right behind its

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from herald_pipeline.model import ModelShape
-from herald_pipeline.settings import INT8_CANDIDATES, Settings
+from herald_pipeline.settings import INT8_CANDIDATES, INT8_HEAVIEST, Settings
 from herald_pipeline.stages import LaunchShape, Layout, Op, OpKind, Repeat, Work
 
 WEIGHT_BYTES = 2.0
@@ -203,7 +203,7 @@ class Forward:
             entries = (prefix + shape.selected_tokens) / 2 + extra
             num_bytes = entries * row
         else:
-            again = (self.candidates(shape.selected_tokens, prefix) + shape.selected_tokens) / 2 + extra
+            again = (self.scored_again(shape.selected_tokens, prefix) + shape.selected_tokens) / 2 + extra
             entries, num_bytes = prefix / 2 + again, prefix * self.key8_bytes + again * row
         return Op(
             OpKind.SELECT,
@@ -214,10 +214,11 @@ class Forward:
         )
 
     @staticmethod
-    def candidates(selected: int, prefix: int) -> float:
-        """Positions whose keys are read again behind a scan of 8-bit keys."""
-        wanted = INT8_CANDIDATES * selected
-        return (prefix + wanted - abs(prefix - wanted)) / 2  # the smaller one, of arrays as well
+    def scored_again(selected: int, prefix: int) -> float:
+        """Positions whose keys are read again behind a scan of 8-bit keys: the budget's border and the heaviest."""
+        last, first = INT8_CANDIDATES * selected, selected / INT8_CANDIDATES
+        last = (prefix + last - abs(prefix - last)) / 2  # the smaller one, of arrays as well
+        return last - first + INT8_HEAVIEST * first
 
     def gather(self, shape: LaunchShape) -> Op:
         """Copy of the selected entries into a contiguous buffer: each byte is read and written once."""

@@ -124,7 +124,7 @@ class FetchedForward:
             lane = KV(*(part[i : i + 1] for part in own))
             selected = top_positions(folded_importance(q[i : i + 1], kv, lane), row.to_select)
             index = selected[..., None].expand(-1, -1, -1, kv.keys.shape[-1])
-            write_selected(session, task, row, KV(kv.keys.gather(2, index), kv.values.gather(2, index)), selected)
+            write_selected(session, task, [row], KV(kv.keys.gather(2, index), kv.values.gather(2, index)), selected)
 
     def decide(self, session: Session, task: Task) -> Callable[[], Outcome] | Foreseen:
         """LM head and acceptance, as behind a forward of one launch."""

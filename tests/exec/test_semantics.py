@@ -296,13 +296,13 @@ def test_an_entry_written_over_is_caught_by_the_position_check(kit, model, monke
     from herald_exec import retrieval
     from herald_exec.session import ACTIONS
 
-    real = retrieval.write_rows
+    real = retrieval.write_selected
 
     def wrong(session, task, rows, kv, positions):
         shifted = positions + 1
         real(session, task, rows, kv, shifted)
 
-    monkeypatch.setattr(retrieval, "write_rows", wrong)
+    monkeypatch.setattr(retrieval, "write_selected", wrong)
     assert "upload" in ACTIONS
     with pytest.raises(RunError, match=r"pool 'sparse', layer 2: a position stands twice or out of order"):
         decode(
