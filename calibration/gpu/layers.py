@@ -81,7 +81,7 @@ def measure(bench: Bench, part: Part) -> None:
 def layer(bench: Bench, model: BlockModel, rows: int) -> Work:
     """All layers around attention: joined projection, heads into place, output projection, norms, feed-forward."""
     from herald_exec.cuda.feed_forward import FeedForward
-    from herald_exec.cuda.kernels.attention import place_heads
+    from herald_exec.cuda.kernels.placing import place_heads
 
     shape, forward = model.shape, FeedForward(model)
     hidden = bench.random(rows, shape.hidden_size)

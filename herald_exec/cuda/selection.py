@@ -18,8 +18,9 @@ from torch.nn import functional
 from herald_exec.cuda.feed_forward import FeedForward
 from herald_exec.cuda.forward import launch_shape
 from herald_exec.cuda.graphs import GraphMemory
-from herald_exec.cuda.kernels.attention import attend_lanes, place_heads
+from herald_exec.cuda.kernels.attention import attend_lanes
 from herald_exec.cuda.kernels.norms import add_norm
+from herald_exec.cuda.kernels.placing import place_heads
 from herald_exec.cuda.lanes import bucket
 from herald_exec.models.layers import Rotary
 from herald_exec.pools import Exchange

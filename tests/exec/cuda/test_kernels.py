@@ -6,10 +6,11 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed; it comes with the CUDA builds of PyTorch")
 
 from herald_exec.cuda.forward import launch_shape
-from herald_exec.cuda.kernels.attention import attend_lanes, place_heads
+from herald_exec.cuda.kernels.attention import attend_lanes
 from herald_exec.cuda.kernels.experts import join_experts, permute_tokens, route_tokens, split_router
 from herald_exec.cuda.kernels.head import Head
 from herald_exec.cuda.kernels.norms import add_norm, silu_mul
+from herald_exec.cuda.kernels.placing import place_heads
 from herald_exec.models.layers import rotary_table, route
 from herald_pipeline.model import MoeShape
 
