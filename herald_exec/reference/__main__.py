@@ -54,7 +54,7 @@ def train_(
         str,
         typer.Option(
             "--recipe",
-            help="reference; longer, finish, anchors, anchors-calibrated, aligned (--from); tiny (learns nothing).",
+            help="reference; longer, finish, aligned (with --from); tiny (learns nothing).",
         ),
     ] = "reference",
     device: Device = "cuda",

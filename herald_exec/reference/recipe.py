@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 from herald_pipeline import catalogue
 from herald_pipeline.errors import ConfigError, check_number, raise_problems, unknown_name
@@ -133,35 +132,13 @@ def _finish() -> Recipe:
     )
 
 
-def _anchors(*, calibrated: bool = False) -> Recipe:
-    """From weights of ``longer`` (``--from``, another ``--seed``): what a block's first steps look like is shown more.
-
-    Those weights' wrong answers hold the right tokens, but one is doubled and its neighbour lost, also where one token
-    a step is committed: what the model makes of a block with few tokens is at fault beside the acceptance rule. Never
-    run alone, only with wordings of one length (:func:`_aligned`).
-    """
-    long = BatchPlan("block", 4096, 16, focus=("hop", "code"))
-    even, listed = BatchPlan("block", 4096, 16), BatchPlan("list", 1024, 64)
-    longest = BatchPlan("block", 8192, 8, focus=("hop",))
-    return Recipe(
-        name="anchors-calibrated" if calibrated else "anchors",
-        shape=catalogue.get("herald-ref"),
-        phases=(Phase(1.00, (long, even, listed, long, longest, even)),),
-        steps=2400,
-        decay_from=0.2,
-        peak=0.75,
-        calibrated=calibrated,
-        anchored=True,
-        evaluation_contexts=(4096, 1024, 8064, 2048),
-    )
-
-
 def _aligned() -> Recipe:
     """From weights of ``longer`` (``--from``, another ``--seed``): answers are worded in many ways of one length.
 
     Then a masked place never holds a value under one wording and its neighbour under another, which is where those
-    weights doubled tokens; blocks are shown as in :func:`_anchors`. Gave the weights that ship: at 4K hop .99 instead
-    of .88, code .99 instead of .95, arith .99 instead of .82.
+    weights doubled tokens. Blocks of which a few tokens stand are shown too, because tokens were doubled also where one
+    a step was committed; what each of the two brought was not told apart. Gave the weights that ship: at 4K hop .99
+    instead of .88, code .99 instead of .95, arith .99 instead of .82.
     """
     even, listed = BatchPlan("block", 4096, 16, "aligned"), BatchPlan("list", 1024, 64, "aligned")
     long = replace(even, focus=("hop", "code"))
@@ -199,8 +176,6 @@ _RECIPES: dict[str, Callable[[], Recipe]] = {
     "reference": _reference,
     "longer": _longer,
     "finish": _finish,
-    "anchors": _anchors,
-    "anchors-calibrated": partial(_anchors, calibrated=True),
     "aligned": _aligned,
     "tiny": _tiny,
 }
