@@ -454,8 +454,8 @@ static void FN(interleave)(const state *s, int64_t first, int keys) {
 static int FN(column_of)(int tile, int i) { return tile / 2 * 32 + i / 4 * 8 + tile % 2 * 4 + i % 4; }
 
 /* Output tiles of 16 or 32 query rows x 32 d over a block; in passing, odd rows [row, row + rows) of each 16 pairs of the
- * next block's V are asked for (interleave() asked for the even ones). Asked for one at a time between the products, 32
- * queries read 30 GB/s instead of 35 on Emerald Rapids (32K; two machines). */
+ * next block's V are asked for (interleave() asked for the even ones). Asking one row at a time
+ * between the products was tried and taken back: a run with it, not alone on its machine, was slower (docs/kernels.md). */
 INLINE void output_tiles(const state *s, const char *p, int64_t first, int steps, int group, int tile, int two, int row,
                          int rows) {
     float *o = s->o + (group * 2 * s->blocks + tile) * 256, *next = o + 2 * s->blocks * 256;
