@@ -115,17 +115,10 @@ def fixed_costs(costs: Costs, medians: Medians, note: str) -> list[Value]:
     def spread(name: str) -> float:
         return round(max(medians[rows][name].spread for rows in medians), 4)
 
-    both = costs["project"] + costs["finish"]
-    share = costs["project"] / both if both else 0.5
+    layer_s, share = _layer_cost(costs)
     return [
-        Value("engine.retrieval_layer_overhead_us", "us", both * 1e6, spread=spread("finish"), note=note),
-        Value(
-            "engine.retrieval_project_share",
-            "share",
-            min(1.0, max(_LEAST_SHARE, share)),
-            spread=spread("project"),
-            note=note,
-        ),
+        Value("engine.retrieval_layer_overhead_us", "us", layer_s * 1e6, spread=spread("finish"), note=note),
+        Value("engine.retrieval_project_share", "share", share, spread=spread("project"), note=note),
         *(
             Value(f"engine.{name}_overhead_us", "us", costs[stage] * 1e6, spread=spread(stage), note=note)
             for stage, name in _NUMBERS.items()
@@ -135,14 +128,19 @@ def fixed_costs(costs: Costs, medians: Medians, note: str) -> list[Value]:
 
 def with_costs(profile: Profile, costs: Costs) -> Profile:
     """The profile with these fixed costs of retrieval's stages."""
-    both = costs["project"] + costs["finish"]
-    share = min(1.0, max(_LEAST_SHARE, costs["project"] / both)) if both else 0.5
+    layer_s, share = _layer_cost(costs)
     changed: dict[str, Any] = {
         f"{name}_overhead_us": _number(costs[stage] * 1e6, "us") for stage, name in _NUMBERS.items()
     }
-    changed["retrieval_layer_overhead_us"] = _number(both * 1e6, "us")
+    changed["retrieval_layer_overhead_us"] = _number(layer_s * 1e6, "us")
     changed["retrieval_project_share"] = _number(share, "share")
     return replace(profile, engine=replace(profile.engine, **changed))
+
+
+def _layer_cost(costs: Costs) -> tuple[float, float]:
+    """Seconds of a retrieval layer's fixed cost, and the projection's share of it."""
+    whole = costs["project"] + costs["finish"]
+    return whole, min(1.0, max(_LEAST_SHARE, costs["project"] / whole)) if whole else 0.5
 
 
 def _number(value: float, unit: str) -> Number:

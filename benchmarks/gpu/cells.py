@@ -152,7 +152,7 @@ PLANS: dict[str, tuple[str, ...]] = {
         "ceiling:full_kv_fetch_per_step:32768:2:link=27.7",
         "ceiling:sparse_fetch_per_block:32768:80",
     ),
-    # What the second sitting left open on one GPU, in its own folder: the bases again, for one machine's noise is not
+    # What the first plans left open on one GPU, in its own folder: the bases again, for one machine's noise is not
     # another's; then what binds otherwise as foretold, Fig. 5's two cells, and T at the largest batch.
     "missing": (
         "rates",

@@ -5,7 +5,7 @@ an H200 machine with 16 vCPUs gave; they serve a minute budget and nothing else.
 taken from the newest run of this process that filled one.
 """
 
-from benchmarks.gpu.bench import _FILL_GB_S, Bench
+from benchmarks.gpu.bench import FILL_GB_S, Bench
 from benchmarks.gpu.cells import Cell
 from benchmarks.gpu.replicas import REPLICAS
 from herald_pipeline import hardware_io
@@ -49,7 +49,7 @@ def seconds(bench: Bench, cell: Cell) -> float:
         count = int(cell.options.get("gpus", REPLICAS))
         alone_s = bench.blocks(cell) * block_seconds(bench, cell, full_gb)
         # All fill their pools at once, at a rate that one host gives; then one runs alone, then all, at half the rate.
-        return fixed + count * full_gb / _FILL_GB_S + alone_s * (1 + count)
+        return fixed + count * full_gb / FILL_GB_S + alone_s * (1 + count)
     locked_s = full_gb / _LOCK_GB_S if cell.what in _FETCHING else 0.0
     return fixed + filled_gb / bench.fill_gb_s + locked_s + bench.blocks(cell) * block_seconds(bench, cell, full_gb)
 
