@@ -54,8 +54,9 @@ def build(path: Path) -> tuple[str, str, list[Section]]:
         sections += _sweep(_of(frame, group), factor, words, (title, origin))
     sections += _ratios(_of(frame, "ratios"), origin)
     counts = sorted(set(frame.loc[~frame["diagnose"].astype(bool), "samples"]))
+    samples = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
     lead = (
-        f"Every cell that was run, {counts[0]} to {counts[-1]} samples each, on the same samples as its base: "
+        f"Every cell that was run, {samples} samples each, on the same samples as its base: "
         "confidence decoding in fixed blocks of 32 without a cache. Intervals are 95%. A cell is marked worse in "
         "accuracy by a one-sided sign test over samples at 5% (one cell in twenty by chance), in forwards and speed if "
         "it is worse at all. The article's models and tasks are others: only changes against the same base are put "

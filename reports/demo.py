@@ -162,7 +162,8 @@ def _stages(document: dict[str, Any]) -> Section:
         )
     notes = (
         "Median times of a launch, medians over the points. Positive errors: predicted longer than measured. Without a "
-        "GPU both streams are threads of one Python process, so short stages also wait for the interpreter.",
+        "GPU both streams are threads of one process: short stages are mostly small operations whose code and data "
+        "selection has pushed out of the caches, and some launches wait for their core.",
     )
     return Section(
         "Where prediction and measurement differ", (), chart, "Dashed: plus or minus 25%.", Table(header, rows), notes

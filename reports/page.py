@@ -23,6 +23,17 @@ class Cell:
     text: str
     kind: str = ""
 
+    @property
+    def value(self) -> str:
+        """The text without its interval."""
+        return self.text[: len(self.text) - len(self.interval)].rstrip()
+
+    @property
+    def interval(self) -> str:
+        """What stands in brackets behind a number, which the page sets below it."""
+        place = self.text.find(" (") if self.kind.startswith("number") and self.text.endswith(")") else -1
+        return self.text[place + 1 :] if place > 0 else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Table:

@@ -77,3 +77,11 @@ def test_a_file_that_is_no_report_is_refused_with_what_it_lacks(tmp_path):
     (tmp_path / "reconcile.json").write_text('{"points": []}', encoding="utf-8")
     with pytest.raises(ConfigError, match="lacks hardware, model, summary"):
         read_reconcile(tmp_path)
+
+
+def test_an_interval_stands_below_its_number_and_words_stay_as_they_are():
+    number, words = Cell("98.5 (97.1 to 99.0)", "number bad"), Cell("measured (here)")
+    table = Table(("a", "b"), [(number, words)])
+    page = render("t", "l", [Section("s", table=table)])
+    assert '<td class="number bad">98.5 <small>(97.1 to 99.0)</small></td>' in page
+    assert "<td>measured (here)</td>" in page
