@@ -136,7 +136,7 @@ def test_the_page_holds_every_cell_and_marks_losses(summary_file):
     assert (loss.text, loss.kind) == ("accuracy, nfe", "number bad")
     # The article prints Top-1 without a cache for some models; 14.94 over 48.70 on LLaDA-8B's GSM8K.
     assert grid.rows[3][-2].text.startswith("0.")
-    assert "200 to 200 samples" in lead
+    assert "run, 200 samples each" in lead
 
 
 def test_dsb_cache_is_compared_with_dual_under_one_schedule(summary_file):
