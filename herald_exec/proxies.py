@@ -24,21 +24,23 @@ from herald_pipeline.pools import Buffer, Region
 
 
 def skew(queries: Tensor, kv_heads: int, fraction: float) -> Tensor:
-    """Kept columns of A of one layer: ``[kv, d, c]``, c the rounded share ``fraction`` of d, at least 1.
+    """Kept columns of A of one layer: ``[.., kv, d, c]``, c the rounded share ``fraction`` of d, at least 1.
 
-    Columns are those of V_q with the largest sum of |Q'| over the prompt, whose queries are ``[n, heads, d]``; those of
-    a KV head's group are joined. Tokens that resemble no text do not do: on the reference model (1K, a budget of 5%) a
-    basis of random ones found .15 of what exact attention selects, one of the prompt .45. Without a whole block of
-    prompt there is nothing to decompose: the first c axes.
+    Columns are those of V_q with the largest sum of |Q'| over a prompt, whose queries are ``[.., n, heads, d]``; those
+    of a KV head's group are joined. Tokens that resemble no text do not do: on the reference model (1K, a budget of
+    5%) a basis of random ones found .15 of what exact attention selects, one of the prompt .45. Without a whole block
+    of prompt there is nothing to decompose: the first c axes.
     """
-    tokens, heads, dim = queries.shape
+    *rows, tokens, heads, dim = queries.shape
     count = max(1, round(fraction * dim))
     if tokens == 0:
-        return torch.eye(dim, count, dtype=queries.dtype, device=queries.device).expand(kv_heads, -1, -1)
-    joined = queries.view(tokens, kv_heads, heads // kv_heads, dim).transpose(0, 1).flatten(1, 2).float()
-    basis: Tensor = torch.linalg.eigh(joined.mT @ joined).eigenvectors
-    kept = (joined @ basis).abs().sum(dim=1).topk(count, dim=-1).indices
-    return basis.gather(2, kept[:, None, :].expand(-1, dim, -1)).to(queries.dtype)
+        return torch.eye(dim, count, dtype=queries.dtype, device=queries.device).expand(*rows, kv_heads, -1, -1)
+    joined = queries.view(*rows, tokens, kv_heads, heads // kv_heads, dim).transpose(-3, -4).flatten(-3, -2).float()
+    # On the host: a GPU decomposes a batch of small matrices one after the other, each slower than a core does.
+    found = torch.linalg.eigh((joined.mT @ joined).cpu()).eigenvectors
+    basis: Tensor = found.to(joined.device)
+    kept = (joined @ basis).abs().sum(dim=-2).topk(count, dim=-1).indices
+    return basis.gather(-1, kept.unsqueeze(-2).expand(*basis.shape[:-1], -1)).to(queries.dtype)
 
 
 def proxy_importance(queries: Tensor, partial_keys: Tensor, columns: Tensor) -> Tensor:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from herald_exec.evaluation.grid import FIRST_SEED
+from herald_exec.evaluation.prompts import Prompts
 from herald_exec.evaluation.resuming import read_done, weights_digest
 from herald_exec.evaluation.rules import RULES, Rule, get_rule
-from herald_exec.evaluation.study import Answered, Prompts, Study
+from herald_exec.evaluation.study import Answered, Study
 from herald_exec.models.base import BlockModel
 from herald_exec.reference.scoring import score_sample, wilson_interval
 from herald_exec.reference.tasks import MIN_CONTEXT, TASKS, Material, Sample, draw_samples

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from herald_exec.attention import attend
-from herald_exec.evaluation.study import Prompts
+from herald_exec.evaluation.prompts import Prompts
 from herald_exec.models.base import BlockModel
 from herald_exec.reference.tasks import Sample
 from herald_pipeline import published

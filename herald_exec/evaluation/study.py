@@ -11,23 +11,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from herald_exec.attention import attend, block_causal_mask
+from herald_exec.attention import attend
+from herald_exec.evaluation.prompts import Prompts
 from herald_exec.evaluation.rules import Previous, Rule, When
 from herald_exec.evaluation.scoring import select
-from herald_exec.models.base import BlockModel
-from herald_exec.models.forward import prefill
 from herald_exec.models.layers import Rotary
 from herald_exec.pools import KV
 from herald_exec.prefill import importance, top_positions
-from herald_exec.proxies import proxy_importance, skew, speculated_queries
-from herald_exec.reference.tasks import MAX_ANSWER_TOKENS, Sample
+from herald_exec.proxies import proxy_importance, speculated_queries
 from herald_pipeline.decoding import acceptance
 from herald_pipeline.decoding.sampling import Sampler
-from herald_pipeline.errors import ConfigError
-from herald_pipeline.model import Attention
 from herald_pipeline.settings import Settings
-
-_PREFILL_CHUNK, _PREFILL_ROWS = 512, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,59 +43,6 @@ class Lanes:
 
     positions: Tensor
     rotary: Rotary
-
-
-class Prompts:
-    """Prompts of one task and context with their KV ``[layers, 2, R, kv, context + longest answer, d]``."""
-
-    def __init__(self, model: BlockModel, samples: Sequence[Sample]) -> None:
-        if model.shape.attention is not Attention.BLOCK_CAUSAL:
-            message = f"selection is about completed prefixes; {model.shape.name} is bidirectional and has none"
-            raise ConfigError(message)
-        if len({(sample.task, sample.context) for sample in samples}) != 1:
-            message = "a study decodes samples of one task and one context at a time"
-            raise ConfigError(message)
-        self.model, self.samples = model, list(samples)
-        self.task, self.context = samples[0].task, samples[0].context
-        self.longest = MAX_ANSWER_TOKENS[self.task]
-        shape = model.shape
-        size = (shape.num_layers, 2, len(samples), shape.num_kv_heads, self.context + self.longest, shape.head_dim)
-        self.kv = torch.zeros(size, dtype=model.kv_dtype, device=model.device)
-        tokens = torch.tensor([sample.prompt for sample in samples], device=model.device)
-        for first in range(0, len(samples), _PREFILL_ROWS):
-            rows = slice(first, first + _PREFILL_ROWS)
-            for start in range(0, self.context, _PREFILL_CHUNK):
-                self._prefill(tokens[rows, start : start + _PREFILL_CHUNK], rows, start)
-        self._columns: list[Tensor] = []
-
-    def _prefill(self, tokens: Tensor, rows: slice, start: int) -> None:
-        model, (number, count) = self.model, tokens.shape
-        end = start + count
-        positions = torch.arange(start, end, device=model.device)
-        rotary = model.rotary(positions.repeat(number))
-        mask = block_causal_mask(positions, torch.arange(end, device=model.device), model.shape.block_length)
-        hidden = model.embed(tokens.flatten())
-        for layer in range(model.shape.num_layers):
-            q, k, v = model.project(layer, hidden, rotary)
-            keys, values = self.kv[layer, 0, rows], self.kv[layer, 1, rows]
-            keys[:, :, start:end] = k.view(number, count, *k.shape[1:]).transpose(1, 2)
-            values[:, :, start:end] = v.reshape(number, count, *v.shape[1:]).transpose(1, 2)
-            out = attend(q.view(number, count, *q.shape[1:]), keys[:, :, :end], values[:, :, :end], mask=mask)
-            hidden = model.finish(layer, hidden, out.flatten(0, 1))
-
-    @property
-    def columns(self) -> list[Tensor]:
-        """InfiniGen's kept columns of every layer, ``[R, kv, d, c]``; each prompt is read once more for its own."""
-        if not self._columns:
-            found: list[list[Tensor]] = [[] for _ in range(self.model.shape.num_layers)]
-
-            def hook(layer: int, q: Tensor, _k: Tensor, _v: Tensor) -> None:
-                found[layer].append(skew(q[0], self.model.shape.num_kv_heads, Settings().proxy_fraction))
-
-            for sample in self.samples:
-                prefill(self.model, torch.tensor(sample.prompt, device=self.model.device), hook)
-            self._columns = [torch.stack(layer) for layer in found]
-        return self._columns
 
 
 class Study:

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from herald_exec.evaluation.grid import run_cell
+from herald_exec.evaluation.prompts import Prompts
 from herald_exec.evaluation.rules import RULES, Previous, Rule, When, get_rule
 from herald_exec.evaluation.scoring import rounded_to_int8, select, spread
-from herald_exec.evaluation.study import Prompts, Study
+from herald_exec.evaluation.study import Study
 from herald_exec.kernels import reference
 from herald_exec.models import random_model, tiny_shape
 from herald_exec.pools import KV
