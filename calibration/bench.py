@@ -146,13 +146,14 @@ class Bench:
 
     def time(self, cases: Mapping[str, Work]) -> dict[str, Timing]:
         """Time device work: samples of all cases in turn, on the cores that play the GPU where there is none."""
-        with pinned(self.main_cores), torch.inference_mode(), self._on_stream():
+        with pinned(self.main_cores), torch.inference_mode(), self.on_stream():
             return interleaved(cases, self.plan, self.clock)
 
-    def _on_stream(self) -> AbstractContextManager[Any]:
+    def on_stream(self) -> AbstractContextManager[Any]:
+        """Context in which device work goes to :attr:`stream`, after all that was issued before; no GPU: nothing."""
         if not self.on_cuda:
             return nullcontext()
-        torch.cuda.synchronize(self.device)  # what other streams prepared is there
+        torch.cuda.synchronize(self.device)
         return torch.cuda.stream(self.stream)
 
     def time_host(self, cases: Mapping[str, Work]) -> dict[str, Timing]:

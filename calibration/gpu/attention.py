@@ -135,6 +135,8 @@ class _Pool:
 
 
 def _free_bytes(bench: Bench) -> float:
+    """What torch holds back of earlier pools is free as well."""
+    torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(bench.device)
     return float(free)
 

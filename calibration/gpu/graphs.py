@@ -24,7 +24,9 @@ def captured(bench: Bench, cases: Mapping[str, Work]) -> dict[str, Work]:
 
     memory = GraphMemory()
     found: dict[str, Work] = {}
-    with torch.inference_mode(), torch.cuda.stream(bench.stream):
+    # On the stream of the timing, and not before what other streams prepare is there: the cases' arguments (pools, indices,
+    # lengths) are filled on the default stream, which this one does not wait for. A length read too early is any number.
+    with torch.inference_mode(), bench.on_stream():
         for name, work in cases.items():
             work()
             work()
