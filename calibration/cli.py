@@ -8,6 +8,7 @@ Progress goes to stderr; with ``--json`` a command prints exactly one JSON objec
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -241,4 +242,9 @@ def main() -> None:
         app()
     except HeraldError as problem:
         print(f"error: {problem}", file=sys.stderr)
+        if getattr(problem, "device_lost", False):
+            # Freeing device memory on the way out would abort the process and lose the exit code.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(problem.exit_code)
         sys.exit(problem.exit_code)

@@ -1,13 +1,11 @@
 """``calibration measure``: every number that the simulator reads of a machine, obtained on it, with its spread.
 
 Parts run one after another, raw rates first. What one part refuses (samples that disagree) is reported with the samples
-and the profile is not written: a number that cannot be repeated is no measurement.
+and the profile is not written: a number that cannot be repeated is no measurement. What the others found stays, and the
+same command goes on from there (:mod:`calibration.unfinished`).
 """
 
-import shutil
 import sys
-import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,16 +14,15 @@ from typing import Any
 
 import torch
 
-from calibration import parts, profile_file
-from calibration.bench import Bench, Part, divide_cores
+from calibration import parts, profile_file, unfinished
+from calibration.bench import Bench, divide_cores
 from calibration.host import Host, pcie, software, this_host
 from calibration.profile_file import ENGINE, Stamp
-from calibration.reference import reference_part, reference_seconds
+from calibration.running import run_parts
 from calibration.timing import Plan
 from herald_exec import kernels
 from herald_pipeline.errors import (
     ConfigError,
-    HeraldError,
     ProfileError,
     check_number,
     did_you_mean,
@@ -81,7 +78,9 @@ def measure(request: Request, say: Say = lambda line: print(line, file=sys.stder
         An unknown part or device.
     ProfileError
         Samples disagree, or a part failed; all parts concerned are named. What the others found is kept in a file
-        ``*.incomplete.toml``, which ``--only`` with ``--out`` completes.
+        ``*.incomplete.toml``, from which the same request goes on.
+    DeviceLostError
+        A part left the device unusable for this process; likewise.
     """
     _check_parts(request.only)
     if request.host_gb is not None:
@@ -90,18 +89,28 @@ def measure(request: Request, say: Say = lambda line: print(line, file=sys.stder
     host = this_host(device)
     out = request.out or Path("profiles") / f"{request.name or host.slug}.toml"
     bench = _bench(request, device)
-    base = profile_file.read(out) if request.only and out.exists() else _frame(request, host, bench)
+    so_far = unfinished.path_of(out)
+    progress, base = _begin(request, host, bench, out, say)
     bench.base = base
     _remember(bench, base)
+    unfinished.take_up(bench, progress)
     stamp = Stamp(request.command, datetime.now(UTC).date().isoformat(), software())
-    so_far = out.with_suffix(f"{_INCOMPLETE}{out.suffix}")
 
     def keep() -> None:
         """What is known by now, on disk: a machine that is taken away costs the part under way and no other."""
         profile_file.write_unchecked(so_far, profile_file.merge(base, bench.done, stamp), _header(host, bench, request))
-        profile_file.write_raw(profile_file.raw_folder(so_far), bench.done[-1])
+        for part in bench.done[-1:]:
+            profile_file.write_raw(profile_file.raw_folder(so_far), part)
+        known = {*progress.done, *(part.name for part in bench.done)}
+        progress.done = [name for name in parts.NAMES if name in known]
+        progress.tables = bench.tables
+        progress.write(so_far)
 
-    refused = _measure_parts(bench, request.only or parts.NAMES, say, keep)
+    keep()
+    names = [name for name in request.only if name not in progress.done] or progress.missing(parts.NAMES)
+    refused, lost = run_parts(bench, names, progress.references, say, keep, profile_file.raw_folder(so_far))
+    if missing := [] if refused else progress.missing(parts.NAMES):
+        refused.append(f"not measured yet: {', '.join(missing)}")
     if not refused:
         try:
             data = profile_file.merge(base, bench.done, stamp)
@@ -109,26 +118,46 @@ def measure(request: Request, say: Say = lambda line: print(line, file=sys.stder
         except ConfigError as problem:
             refused.append(f"profile: {problem}")
     if refused:
-        failed = [text.partition(":")[0] for text in refused]
-        again = " ".join(f"--only {name}" for name in failed if name in parts.NAMES)
-        raise ProfileError(
+        raise (DeviceLostError if lost else ProfileError)(
             f"{out} was not written, because samples disagree, parts failed or values cannot be; what the others found "
-            f"is in {so_far} (complete it with {again} --out {so_far}):\n" + "\n".join(refused)
+            f"is in {so_far}, and the same command again without --only, or with the same, measures what is missing:\n"
+            + "\n".join(refused)
         )
-    _drop(so_far)
-    for part in bench.done:
-        profile_file.write_raw(profile_file.raw_folder(out), part)
+    unfinished.finish(so_far, out)
     say(f"wrote {out} and {profile_file.raw_folder(out)}/")
     return out
 
 
-def _drop(so_far: Path) -> None:
-    """The unfinished file, now that the finished one is there."""
-    so_far.unlink(missing_ok=True)
-    shutil.rmtree(profile_file.raw_folder(so_far), ignore_errors=True)
+class DeviceLostError(ProfileError):
+    """A part left the device unusable for the rest of this process (an illegal access, a reset)."""
+
+    device_lost = True
+    """Read by the command line, which must not free device memory any more."""
 
 
-_INCOMPLETE = ".incomplete"
+def _begin(
+    request: Request, host: Host, bench: Bench, out: Path, say: Say
+) -> tuple[unfinished.Progress, dict[str, Any]]:
+    """Where to begin: with what an ended call of the same measurement left, else anew."""
+    options = {
+        "model": request.shape.name,
+        "device": request.device,
+        "cpu": host.cpu_name,
+        "gpu": host.gpu_name,
+        "threads": len(bench.retrieval_cores),
+        "kv_dtype": str(bench.kv_dtype),
+        "quick": request.quick,
+    }
+    so_far = unfinished.path_of(out)
+    progress = unfinished.found(so_far, options, request.only)
+    if progress is not None:
+        shown = ", ".join(progress.done) or "no part"
+        say(f"  going on from {so_far} with {shown} (delete it to begin anew)")
+        return progress, profile_file.read(so_far)
+    if so_far.exists():
+        say(f"  {so_far} is of another measurement or an older version: its numbers are not used")
+    base = profile_file.read(out) if request.only and out.exists() else _frame(request, host, bench)
+    return unfinished.Progress(options, list(request.only)), base
 
 
 def _check_parts(only: Sequence[str]) -> None:
@@ -167,45 +196,6 @@ def _bench(request: Request, device: torch.device) -> Bench:
         fused=device.type == "cuda",
         host_gb=request.host_gb,
     )
-
-
-def _measure_parts(bench: Bench, names: Sequence[str], say: Say, keep: Callable[[], None]) -> list[str]:
-    """Fill ``bench.done``; returns a text for each part that found nothing: one that fails costs no other."""
-    refused, references = [], []
-    for name in [known for known in parts.NAMES if known in names]:
-        references.append(reference_seconds(bench.device, bench.main_cores, steady=True))
-        start = time.perf_counter()
-        try:
-            part = parts.get(name)(bench)
-        except HeraldError as problem:
-            refused.append(f"{name}: {problem}")
-            say(f"  {name:<14} refused")
-            continue
-        except Exception as problem:
-            # A defect, or a device that ran out of memory: shown whole, and the machine's time is not lost.
-            traceback.print_exc()
-            refused.append(f"{name}: {type(problem).__name__}: {problem}")
-            say(f"  {name:<14} failed")
-            continue
-        for value in part.values:
-            # Of a curve the highest value: what a rate's curve is a ceiling of.
-            bench.found[value.path] = float(value.y if isinstance(value.y, float | int) else max(value.y))
-        bench.done.append(part)
-        keep()
-        say(f"  {name:<14} {time.perf_counter() - start:5.1f} s   {_found(part)}")
-    # Its time, taken again beside every run, tells how much the machine has slowed down or sped up since.
-    bench.done.append(reference_part(references))
-    keep()
-    return refused
-
-
-def _found(part: Part) -> str:
-    shown = [
-        f"{value.path.rpartition('.')[2]} {value.y:.4g}" if isinstance(value.y, float | int) else
-        f"{value.path.rpartition('.')[2]} {min(value.y):.3g}..{max(value.y):.3g}"
-        for value in part.values
-    ]  # fmt: skip
-    return ", ".join(shown)
 
 
 def _remember(bench: Bench, base: dict[str, Any]) -> None:

@@ -24,8 +24,9 @@ def captured(bench: Bench, cases: Mapping[str, Work]) -> dict[str, Work]:
 
     memory = GraphMemory()
     found: dict[str, Work] = {}
-    # On the stream of the timing, and not before what other streams prepare is there: the cases' arguments (pools, indices,
-    # lengths) are filled on the default stream, which this one does not wait for. A length read too early is any number.
+    # On the stream of the timing, and not before what other streams prepare is there: the cases' arguments (pools,
+    # indices, lengths) are filled on the default stream, which this one does not wait for otherwise. A length that is
+    # read too early is any number, and attention goes wherever it points.
     with torch.inference_mode(), bench.on_stream():
         for name, work in cases.items():
             work()

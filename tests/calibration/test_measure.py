@@ -110,24 +110,6 @@ def test_samples_that_disagree_are_refused_and_no_profile_is_written(tmp_path, m
     assert not out.exists()
 
 
-def test_what_the_other_parts_found_is_kept_where_one_fails(tmp_path, monkeypatch, capsys):
-    def failing(_bench):
-        raise MemoryError("no room")
-
-    def reading(_bench):
-        return Part("dram", [Value("machine.dram.read_gb_s", "GB/s", 20.0)], [{"threads": 1}])
-
-    monkeypatch.setattr(parts, "NAMES", ("dram", "gemm"))
-    monkeypatch.setattr(parts, "get", lambda name: failing if name == "gemm" else reading)
-    out = tmp_path / "p.toml"
-    with pytest.raises(ProfileError, match=r"complete it with --only gemm --out .*p\.incomplete\.toml"):
-        measure(Request(catalogue.get("tiny"), out=out, plan=FAST), lambda _: None)
-    kept = tomllib.loads((tmp_path / "p.incomplete.toml").read_text(encoding="utf-8"))
-    assert kept["machine"]["dram"]["read_gb_s"]["value"] == 20.0
-    assert (tmp_path / "p.incomplete.raw" / "dram.csv").is_file()
-    assert "MemoryError: no room" in capsys.readouterr().err
-
-
 def test_a_missing_curve_fails_before_anything_runs_and_names_what_measures_it(measured, tmp_path, monkeypatch):
     out, _ = measured
     data = tomllib.loads(out.read_text(encoding="utf-8"))
