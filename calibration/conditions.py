@@ -15,12 +15,19 @@ import numpy as np
 
 from herald_pipeline.errors import ConfigError, ProfileError, did_you_mean
 from herald_pipeline.hardware import Curve, Number, Profile, Quantity
+from herald_pipeline.scheduling.program import BatchPolicy
 from herald_pipeline.settings import GATHERS
 
-NAMES = ("link", "threads", "keys", "exact", "gather", "hbm")
-"""GB/s of each direction; threads of the CPU kernels; ``only`` or ``int8``; ``gpu``; ``fused`` or ``gpu``; GB (what
-fits, not how fast)."""
+NAMES = ("link", "threads", "keys", "exact", "gather", "policy", "hbm")
+"""GB/s of each direction; threads of the CPU kernels; ``only`` or ``int8``; ``gpu``; ``fused`` or ``gpu``; a batch
+policy; GB (what fits, not how fast)."""
 _KEYS = {"only": "key-only", "key-only": "key-only", "int8": "int8"}
+_VALUES: Mapping[str, tuple[str, ...]] = {
+    "keys": tuple(_KEYS),
+    "exact": ("cpu", "gpu"),
+    "gather": GATHERS,
+    "policy": tuple(BatchPolicy),
+}
 Conditions = tuple[tuple[str, float | int | str], ...]
 
 
@@ -35,7 +42,7 @@ def check(conditions: Conditions) -> None:
     for name, value in conditions:
         if name not in NAMES:
             raise ConfigError(f"condition {name!r} is not known{did_you_mean(name, NAMES)}")
-        expected = {"keys": tuple(_KEYS), "exact": ("cpu", "gpu"), "gather": GATHERS}.get(name)
+        expected = _VALUES.get(name)
         if expected is not None and value not in expected:
             raise ConfigError(f"condition {name} must be {expected!r}, got {value!r}")
 

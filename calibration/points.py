@@ -9,6 +9,7 @@ from herald_pipeline import methods
 from herald_pipeline.errors import ConfigError, check_number, raise_problems
 from herald_pipeline.model import ModelShape
 from herald_pipeline.pipeline import Pipeline, build
+from herald_pipeline.scheduling.program import BatchPolicy
 from herald_pipeline.workload import Workload
 
 FIT, HELD_OUT = "fit", "held-out"
@@ -85,6 +86,7 @@ class Point:
             gen_tokens=self.blocks * self.block_length,
             block_length=self.block_length,
             steps=self.steps,
+            policy=str(dict(self.conditions).get("policy", BatchPolicy.LOCKSTEP)),
         )
 
 

@@ -140,7 +140,7 @@ def decode(
     policy = policy or PlannedPolicy(
         FixedSteps(min(20, block), block), Sampler(mask_token_id=model.shape.mask_token_id)
     )
-    recorder = Recorder("measured", keep_trace=options.keep_trace, in_turn=options.policy is not BatchPolicy.LOCKSTEP)
+    recorder = Recorder("measured", keep_trace=options.keep_trace, policy=options.policy)
     blocked = [request.blocked(block) for request in requests]
     program = Program(pipeline, blocked, slots=options.batch, policy=options.policy, kv_tokens=options.kv_tokens)
     fitting = [
@@ -219,6 +219,7 @@ def _session(pipeline: Pipeline, model: BlockModel, size: RequestSize, policy: P
         options.synthetic_kv,
         options.seed,
         options.on_block,
+        rows_together=options.policy.rows_together(options.batch),
     )
 
 

@@ -236,8 +236,8 @@ class Pools:
         self.stores: dict[str, KVStore] = {}
         self.hosts: dict[str, HostKV] = {}
         self.exchange: Exchange | None = None
-        self.indices: dict[int, Selection] = {}
-        """Per layer, the newest selection: ``[R, kv, max k]`` int32 and counts ``[R, kv]``."""
+        self.indices: dict[tuple[int, int], Selection] = {}
+        """Per layer and first slot of a pass, the newest selection: ``[R, kv, max k]`` int32 and counts ``[R, kv]``."""
         self.prompt: dict[int, list[KV]] = {}
         """Places of the prompt's ring: a layer's KV of each request being prefilled."""
         self.partial: PartialKeys | None = None

@@ -157,7 +157,7 @@ def proxy(session: Session, task: Task) -> None:
     queries = speculated_queries(session.model, layer, forward, hidden)
     rows = forward.rows
     picked = [pools.partial.pick(layer, row.slot, queries[i], row.prefix, row.to_select) for i, row in enumerate(rows)]
-    pools.indices[layer] = as_selection(picked)
+    pools.indices[layer, rows[0].slot] = as_selection(picked)
     width = pools.partial.columns[layer].shape[-1] * session.entry_bytes() // (2 * session.model.shape.head_dim)
     task.num_bytes += sum(row.prefix for row in rows) * width
 
@@ -178,7 +178,8 @@ def fetch_rows(session: Session, task: Task) -> None:
     """Picked entries, row by row, from host memory into the sparse pool."""
     known = task.reads("picked") or task.reads("indices")
     task.require(task.reads("full", Region.PREFIX) and known, "fetching picked entries")
-    found, rows = session.pools.indices[task.layer], task.rows
+    rows = task.rows
+    found = session.pools.indices[task.layer, rows[0].slot]
     full = session.pools.hosts["full"]
     dims = (*found.indices.shape, full.pages.head_dim)
     keys, values = (torch.empty(dims, dtype=session.model.kv_dtype) for _ in range(2))

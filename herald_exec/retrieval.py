@@ -90,7 +90,7 @@ def select(session: Session, task: Task) -> None:
     # Not by torch: its threads would spin for a while behind a copy of this size, beside the next kernels.
     np.copyto(exchange.output[:rows, :queries].numpy(), found.output)
     if keeps:
-        pools.indices[layer] = found
+        pools.indices[layer, lanes.rows[0].slot] = found
     selected = sum(row.to_select for row in lanes.rows) if keeps else 0
     extra = rows * session.block_length if drafts else 0
     task.num_bytes += _scanned_bytes(session, sum(lengths), selected, extra, keeps)
@@ -156,7 +156,7 @@ def gather(session: Session, task: Task) -> None:
     ring = pools.stores["gathered"]
     indices = task.reads("indices") or task.reads("indices", buffer=Buffer.RING)
     task.require(indices and task.reads("full", Region.PREFIX), "reading the selected entries")
-    found = pools.indices[task.layer]
+    found = pools.indices[task.layer, rows[0].slot]
     place = ring.flat(task.turn % ring.buffers, len(rows), found.indices.shape[2])
     slots = [row.slot for row in rows]
     pools.hosts["full"].gather(task.layer, slots, found, place.keys, place.values, session.threads)
@@ -169,7 +169,7 @@ def upload(session: Session, task: Task) -> None:
     """A place of the ring into the selected region of the sparse pool, or into the ring on the device."""
     pools, rows = session.pools, task.rows
     ring = pools.stores["gathered"]
-    found = pools.indices[task.layer]
+    found = pools.indices[task.layer, rows[0].slot]
     place = ring.flat(task.turn % ring.buffers, len(rows), found.indices.shape[2])
     positions = torch.from_numpy(found.indices)
     for group in _alike(rows):

@@ -267,7 +267,7 @@ def run(
         str, typer.Option(help="What selection on the CPU reads: full (the paper), key-only or int8.")
     ] = "full",
     requests: Annotated[Path | None, typer.Option(help="CSV: prompt_tokens, new_tokens, id, arrival_s.")] = None,
-    batch_policy: Annotated[str, typer.Option(help="lockstep or first-done-first-out.")] = "lockstep",
+    batch_policy: Annotated[str, typer.Option(help="lockstep, two-batch-overlap, first-done-first-out.")] = "lockstep",
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16 [fp32 on the CPU, bf16 on CUDA].")] = None,
     weights: Annotated[str, typer.Option(help="random (seeded; speed only) or checkpoint.")] = "random",

@@ -47,7 +47,7 @@ class Execution:
         self._turns: dict[str, int] = {}
         self._rows: list[tuple[tuple[RowGroup, ...], tuple[Row, ...]]] = []
         self._lock = threading.Lock()
-        self._lockstep = program.policy is BatchPolicy.LOCKSTEP
+        self._row_by_row = program.policy is BatchPolicy.FIRST_DONE_FIRST_OUT
         self._open_rows = 0
         self._open_tokens = 0
 
@@ -146,7 +146,7 @@ class Execution:
         self._open_tokens += outcome.delivered
         with self._lock:
             self.recorder.step(launch)
-            # In lockstep the batch's block ends with its last row.
-            if self._open_rows and not (still_open and self._lockstep):
+            # In lockstep the batch's (or its half's) block ends with its last row.
+            if self._open_rows and (self._row_by_row or not still_open):
                 self.recorder.block_done(completion.end_ns, self._open_rows, self._open_tokens)
                 self._open_rows = self._open_tokens = 0

@@ -81,7 +81,8 @@ class Session:
 
     ``threads`` is how many the CPU kernels may use; ``None`` is all. ``synthetic`` fills a prompt's KV with seeded
     random numbers instead of computing it (speed runs at long contexts). ``path`` says how the device carries
-    actions out, for the result.
+    actions out, for the result. ``rows_together`` is how many rows a forward or a retrieval pass has at
+    most, where that is fewer than there are slots; 0: all of them.
     """
 
     pipeline: Pipeline
@@ -95,8 +96,12 @@ class Session:
     seed: int = 0
     on_block: OnBlock | None = None
     path: str = "plain"
+    rows_together: int = 0
     passes: dict[str, Any] = field(default_factory=dict)
     stopped: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.rows_together = self.rows_together or self.pools.slots
 
     @property
     def device(self) -> torch.device:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from herald_pipeline.scheduling.program import Launch
+from herald_pipeline.scheduling.program import BatchPolicy, Launch
 from herald_pipeline.stages import Stage, Work
 from herald_pipeline.trace import Span, Trace
 from herald_pipeline.units import NS_PER_S
@@ -163,13 +163,15 @@ class Result:
 class Recorder:
     """Collects launches as they end; both interpreters feed it and nothing else makes a :class:`Result`.
 
-    Launches of one stream must be recorded in the order in which they ran. ``in_turn``: rows complete blocks one by one
-    (first-done-first-out), so times of a block are those of a row's block and not from one completion to the next.
+    Launches of one stream must be recorded in the order in which they ran. In all but lockstep, rows (or halves of the
+    batch) complete blocks in turn: times of a block are then those of a row's block and not from one completion to the
+    next, and the warm-up lasts until as many completions as make the blocks that it has.
     """
 
-    def __init__(self, source: str, *, keep_trace: bool = False, in_turn: bool = False) -> None:
+    def __init__(self, source: str, *, keep_trace: bool = False, policy: BatchPolicy = BatchPolicy.LOCKSTEP) -> None:
         self.source = source
-        self._in_turn = in_turn
+        self._in_turn = policy is not BatchPolicy.LOCKSTEP
+        self._parts = policy.parts
         self.trace: Trace | None = Trace(source) if keep_trace else None
         self._sums = _Sums()
         self._stages = self._sums.stages
@@ -182,7 +184,7 @@ class Recorder:
         self._main_end_ns = 0
         self._compute_end_ns = 0
         self._pass_block = -1
-        self._pass_start_ns = self._pass_end_ns = 0
+        self._pass_start_ns = self._pass_end_ns = self._closed_end_ns = 0
         self._prefill_ns = 0
         self._prefill_tokens = 0
 
@@ -218,7 +220,12 @@ class Recorder:
             sums.flops += flops
             if stage.name in _RETRIEVAL_STAGES:
                 # One pass's layers have one block; the next pass begins when that changes.
-                if block != self._pass_block:
+                if self._parts > 1 and block < self._pass_block:
+                    # The second half's last copies, beside the first half's next pass.
+                    late_ns = max(0, end_ns - self._closed_end_ns)
+                    self._sums.retrieval_ns += late_ns
+                    self._closed_end_ns += late_ns
+                elif block != self._pass_block:
                     self._close_pass()
                     self._pass_block, self._pass_start_ns, self._pass_end_ns = block, start_ns, end_ns
                 elif end_ns > self._pass_end_ns:
@@ -255,7 +262,7 @@ class Recorder:
         else:
             self._first_block_ns = end_ns - self._prefill_ns
         self._blocks += 1
-        if self._blocks <= WARM_UP_BLOCKS:
+        if self._blocks <= WARM_UP_BLOCKS * self._parts:
             self._marks.append(sums.copy())
 
     def _prefill(self, launch: Launch, start_ns: int, end_ns: int) -> None:
@@ -271,6 +278,7 @@ class Recorder:
         if self._pass_block >= 0:
             self._sums.retrieval_ns += self._pass_end_ns - self._pass_start_ns
             self._sums.passes += 1
+            self._closed_end_ns = self._pass_end_ns
         self._pass_block = -1
         self._pass_start_ns = self._pass_end_ns = 0
 
@@ -367,7 +375,8 @@ class Recorder:
         """What was counted after the warm-up; nothing where no block was completed."""
         if not self._marks:
             return _Sums()
-        return self._sums.since(self._marks[min(warm_up_blocks(self._blocks), len(self._marks)) - 1])
+        warm_up = warm_up_blocks(self._blocks // self._parts) * self._parts
+        return self._sums.since(self._marks[min(warm_up, len(self._marks)) - 1])
 
     def _first_block_s(self) -> float | None:
         return self._first_block_ns / NS_PER_S if self._marks else None

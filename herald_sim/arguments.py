@@ -36,7 +36,7 @@ GenTokens = Annotated[int | None, typer.Option("--gen-tokens", help="Tokens of e
 Requests = Annotated[
     Path | None, typer.Option("--requests", help="CSV: prompt_tokens, new_tokens, optional id and arrival_s.")
 ]
-Policy = Annotated[str, typer.Option("--batch-policy", help="lockstep or first-done-first-out.")]
+Policy = Annotated[str, typer.Option("--batch-policy", help="lockstep, two-batch-overlap, first-done-first-out.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of drawn steps.")]
 Sets = Annotated[
     list[str] | None,

@@ -98,8 +98,9 @@ class Simulation:
         """Each stream's last launch issued."""
         self._held_up: dict[int, list[tuple[_Section, int]]] = {}
         """Launches of later sections that wait for a launch."""
-        self._lockstep = program.policy is BatchPolicy.LOCKSTEP
-        self._fixed = steps.count if self._lockstep and isinstance(steps, FixedSteps) else None
+        self._row_by_row = program.policy is BatchPolicy.FIRST_DONE_FIRST_OUT
+        lockstep = program.policy is BatchPolicy.LOCKSTEP
+        self._fixed = steps.count if lockstep and isinstance(steps, FixedSteps) else None
         self._step = 0
         self._taken: dict[int, int] = {}
         self._open_rows = 0
@@ -298,8 +299,8 @@ class Simulation:
                 continue
             self._open_rows += len(group.slots)
             self._open_tokens += self._tokens(group)
-        # In lockstep the batch's block ends with its last row.
-        if self._open_rows and not (still_open and self._lockstep):
+        # In lockstep the batch's (or its half's) block ends with its last row.
+        if self._open_rows and (self._row_by_row or not still_open):
             recorder.block_done(now, self._open_rows, self._open_tokens)
             self._open_rows = self._open_tokens = 0
 

@@ -13,7 +13,7 @@ from herald_pipeline.model import KVDtype
 from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.pools import Home
 from herald_pipeline.result import FORWARD_STAGES, Recorder, Result
-from herald_pipeline.scheduling.program import BatchPolicy, Program
+from herald_pipeline.scheduling.program import Program
 from herald_pipeline.units import NS_PER_S
 from herald_pipeline.workload import Workload
 from herald_sim.checks import Ledger
@@ -105,7 +105,7 @@ def prepare(
     **shared: Any,
 ) -> Prepared:
     """A simulation ready to run; ``shared`` is what it has in common with others on the host."""
-    recorder = Recorder("simulated", keep_trace=traced, in_turn=workload.policy is not BatchPolicy.LOCKSTEP)
+    recorder = Recorder("simulated", keep_trace=traced, policy=workload.policy)
     costs = CostModel(pipeline, profile)
     program = Program(pipeline, workload.blocked(), slots=workload.batch, policy=workload.policy, kv_tokens=room)
     ledger = Ledger(profile) if check else None

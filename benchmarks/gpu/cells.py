@@ -16,6 +16,7 @@ KEYS = {
     "exact": str,
     "keys": str,
     "gather": str,
+    "policy": str,
     "hbm": float,
     "gpus": int,
 }

@@ -18,8 +18,9 @@ from herald_exec.session import OnBlock
 from herald_pipeline import capacity
 from herald_pipeline.capacity import Memory
 from herald_pipeline.pipeline import Pipeline, scanned_bytes
+from herald_pipeline.scheduling.program import BatchPolicy
 from herald_pipeline.trace import Span, write_chrome
-from herald_pipeline.workload import Workload
+from herald_pipeline.workload import Workload, parse_policy
 
 GB = 1e9
 _FORWARDS = ("denoise", "step_layer", "decide", "select_step")
@@ -36,6 +37,7 @@ def run(bench: Bench, cell: Cell, *, on_block: OnBlock | None = None) -> dict[st
         _require(bench, cell, pipeline, limit_gb)
     options = Options(
         batch=cell.batch,
+        policy=parse_policy(str(cell.options.get("policy", BatchPolicy.LOCKSTEP))),
         synthetic_kv=True,
         ignore_eos=True,
         threads=bench.threads(cell),

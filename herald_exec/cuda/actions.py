@@ -38,7 +38,7 @@ class DeviceActions:
         self.session = session
         slots = session.pools.slots
         groups = 1 if session.pipeline.template.draft_step is None else 2
-        self.forward = LaneForward(session, bucket(groups * slots), graphs=graphs)
+        self.forward = LaneForward(session, bucket(groups * session.rows_together), graphs=graphs)
         self.acceptance = Acceptance(session, self.forward.table)
         self.selection = SelectionPass(session, graphs=graphs) if has_own_pass(session.pipeline) else None
         self.fetched = FetchedForward(session, self.forward, self.acceptance) if fetches(session) else None
@@ -120,11 +120,13 @@ class DeviceActions:
         """As on the CPU; synthetic KV is drawn in place, and all graphs of a full batch are captured first."""
         if not self._prepared:
             self._prepared = True
-            slots = session.pools.slots
-            if self._layers:
-                self.forward.capture(bucket(slots))
-            if session.pipeline.template.draft_step is not None:
-                self.forward.capture(bucket(2 * slots))
+            # Where two halves take turns, the second one may have a row less.
+            full = session.rows_together
+            for rows in dict.fromkeys((full, session.pools.slots - full or full)):
+                if self._layers:
+                    self.forward.capture(bucket(rows))
+                if session.pipeline.template.draft_step is not None:
+                    self.forward.capture(bucket(2 * rows))
             if self.selection is not None:
                 self.selection.prepare()
         if not session.synthetic:
@@ -169,7 +171,7 @@ class DeviceActions:
         declared = task.writes("sparse", Region.SELECTED, Buffer.IDLE if idle else Buffer.ONE)
         task.require(declared, "writing the selected entries")
         assert self._landing is not None
-        found = session.pools.indices[task.layer]
+        found = session.pools.indices[task.layer, rows[0].slot]
         place = ring.flat(task.turn % ring.buffers, len(rows), found.indices.shape[2])
         at = [sparse.row(row.slot, row.idle if idle else 0) for row in rows]
         for landing, source_part, target in zip(self._landing, place, sparse.layer(task.layer), strict=True):

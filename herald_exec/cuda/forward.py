@@ -122,9 +122,9 @@ class LaneForward:
         pool = store.layer(layer)
         q, own_k, own_v = self.place(layer, lanes, joined, rotary, (pool.keys, pool.values, store_row, store_at))
         shaped = launch_shape(lanes * shape.num_kv_heads, store.capacity)
-        # More lanes than slots: a step in which drafts go along. A full batch's are exactly twice the slots. Few keys
+        # More lanes than rows: a step in which drafts go along. A full batch's are exactly twice as many. Few keys
         # are found in the L2 by the second lane (3% on an H200); many are not, and apart they are read 15% faster.
-        paired = lanes == 2 * session.pools.slots and kind == "SPARSE"
+        paired = lanes == 2 * session.rows_together and kind == "SPARSE"
         return attend_lanes(q, pool.keys, pool.values, (own_k, own_v), row, length, paired=paired, **shaped)
 
     def place(

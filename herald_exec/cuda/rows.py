@@ -51,7 +51,7 @@ class RowFetch:
         task.require(known and task.reads("full", Region.PREFIX), "reading the selected entries")
         declared = task.writes("sparse", Region.SELECTED, Buffer.IDLE if idle else Buffer.ONE)
         task.require(declared, "writing the selected entries")
-        sparse, full, found = pools.stores["sparse"], pools.hosts["full"].pages, pools.indices[task.layer]
+        sparse, full, found = pools.stores["sparse"], pools.hosts["full"].pages, pools.indices[task.layer, rows[0].slot]
         counts = [row.to_select for row in rows]
         if (found.counts != np.array(counts)[:, None]).any():
             raise RunError(f"{task.where}: a KV head's selection is shorter than its row's budget")

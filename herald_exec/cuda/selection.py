@@ -48,7 +48,7 @@ class SelectionPass:
         self.rows: list[Row] = []
         self.positions = torch.zeros(0, 1, dtype=torch.int64)
         shape, device = session.model.shape, session.device
-        cuda, self.lanes = device.type == "cuda", bucket(session.pools.slots)
+        cuda, self.lanes = device.type == "cuda", bucket(session.rows_together)
         session.pools.exchange = Exchange(self.lanes, 1, shape, cuda)
         self.feed_forward = FeedForward(session.model)
         self.graphs = graphs and self.feed_forward.capturable

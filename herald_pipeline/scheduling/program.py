@@ -5,6 +5,7 @@ in ``after`` have ended, and answer a launch that ``decides`` with which rows st
 batch policy means is in here, so simulated and real runs cannot differ in it.
 """
 
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,6 +26,19 @@ class BatchPolicy(StrEnum):
     """The batch crosses blocks together (the paper's)."""
     FIRST_DONE_FIRST_OUT = "first-done-first-out"
     """A row begins its next block in the next forward; rows at different steps share forwards."""
+    TWO_BATCH_OVERLAP = "two-batch-overlap"
+    """The batch crosses blocks as two halves that take turns on the main stream, each in lockstep: what one half waits
+    for (its draft, its copies, its retrieval) runs beside the other half's steps, and the CPU goes from one half's
+    retrieval to the other's. Beyond the paper."""
+
+    @property
+    def parts(self) -> int:
+        """Parts of a batch that complete blocks one by one (first-done-first-out: no number of them)."""
+        return 2 if self is BatchPolicy.TWO_BATCH_OVERLAP else 1
+
+    def rows_together(self, slots: int) -> int:
+        """Most rows of a forward, and of a retrieval pass, where ``slots`` are decoded."""
+        return -(-slots // self.parts)
 
 
 @dataclass(slots=True, eq=False)
@@ -155,6 +169,9 @@ class Program:
 
     def issues(self) -> Generator[Issue | Idle, Feedback | None, None]:
         """Yield section by section what is issued together; after one with a ``decider``, its feedback is due."""
+        if self.policy is BatchPolicy.TWO_BATCH_OVERLAP:
+            yield from self._in_turn()
+            return
         row_by_row = self.policy is BatchPolicy.FIRST_DONE_FIRST_OUT
         cohorts: list[Cohort] = []
         starting: list[int] = []
@@ -199,13 +216,64 @@ class Program:
                     starting += self._going_on(ended, feedback.stopped, cohort)
             cohorts = [cohort for cohort in cohorts if cohort.running]
 
+    def _in_turn(self) -> Generator[Issue | Idle, Feedback | None, None]:
+        """Halves of what was admitted, a block each in turn.
+
+        A half's tail is issued when its turn comes again: in it the main stream waits for the half's retrieval, and
+        until then it has the other half's block to do.
+        """
+        now_ns = 0
+        while True:
+            admitted = self.admission.admit(now_ns)
+            if not admitted:
+                arrival = self.admission.next_arrival_ns
+                if arrival is None:
+                    return
+                now_ns = max(now_ns, arrival)
+                yield Idle(arrival)
+                continue
+            prompt = self._admit(admitted)
+            yield from self._sections(self._template.prefill, prompt, prompt.slots)
+            turns = deque((half, prompt, _NO_SLOTS) for half in self._halves(admitted))
+            while turns:
+                slots, before, stopped = turns.popleft()
+                if before is not prompt:
+                    yield from self._sections(self._template.tail, before, before.slots, stopped)
+                    slots = self._going_on(slots, stopped, before)
+                if slots:
+                    cohort = self._begin(slots, dict.fromkeys(slots, before))
+                    feedback = yield from self._block(cohort)
+                    now_ns = max(now_ns, feedback.now_ns)
+                    turns.append((slots, cohort, feedback.stopped))
+
+    def _block(self, cohort: Cohort) -> Generator[Issue | Idle, Feedback | None, Feedback]:
+        """A block of one cohort without its tail; returns the last step's answer."""
+        answer = yield from self._sections(self._template.head, cohort, cohort.slots)
+        if answer is not None:
+            cohort.split(answer.masked)
+        feedback = Feedback() if answer is None else answer
+        while cohort.running:
+            feedback = yield from self._step([cohort])
+            cohort.split(feedback.masked)
+            sections = self._template.after_step.get(cohort.step)
+            cohort.step += 1
+            if sections:
+                yield from self._sections(sections, cohort, cohort.slots)
+        return feedback
+
+    def _halves(self, slots: Sequence[int]) -> list[list[int]]:
+        """``slots`` in two parts, the first not the smaller one; one part where there is one slot."""
+        first = self.policy.rows_together(len(slots))
+        return [list(part) for part in (slots[:first], slots[first:]) if part]
+
     def _admit(self, slots: list[int]) -> Cohort:
         alike: dict[object, Row] = {}
+        halves = {slot: n for n, half in enumerate(self._halves(slots)) for slot in half}
         for slot in slots:
             request = self.admission.running[slot]
             # In lockstep, equal requests that start together stay alike to their ends, so one row stands for them.
-            lockstep = self.policy is BatchPolicy.LOCKSTEP
-            kind = (request.context, request.blocks, request.continues) if lockstep else slot
+            by_row = self.policy is BatchPolicy.FIRST_DONE_FIRST_OUT
+            kind = slot if by_row else (request.context, request.blocks, request.continues, halves[slot])
             if kind not in alike:
                 alike[kind] = Row.admitted(request, self.pipeline.settings)
             self._rows[slot] = alike[kind]

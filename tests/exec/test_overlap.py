@@ -3,6 +3,8 @@
 import random
 import time
 from dataclasses import replace
+from itertools import pairwise
+from statistics import median
 
 import pytest
 
@@ -70,15 +72,35 @@ def test_two_hundred_seeds_of_delays_give_the_same_tokens_and_pools(kit, first):
             if seed > 0:
                 time.sleep(draw.choice((0, 0, 0, 1e-4, 3e-4, 1e-3)))
 
-        batch_policy = list(BatchPolicy)[seed % 2]
+        batch_policy = list(BatchPolicy)[seed % 3]
         options = Options(batch=2, check=True, policy=batch_policy, threads=1, before_stage=delay)
         return decode(pipeline, model, requests, policy=policy, options=options)
 
-    expected = [run(0), run(-1)]
+    expected = [run(0), run(-2), run(-1)]
     for seed in range(first, first + 50):
-        found, wanted = run(seed), expected[seed % 2]
+        found, wanted = run(seed), expected[seed % 3]
         assert found.answers == wanted.answers, seed
         assert found.checksums == wanted.checksums, seed
+
+
+def test_in_halves_the_cpu_goes_from_one_retrieval_to_the_next_without_waiting_for_a_draft(kit, model):
+    """Steps and selections are slow; what the CPU waits for between two passes in lockstep is the draft's two steps."""
+    pipeline, policy = kit.describe("herald", model.shape, budget=0.3), PlannedPolicy(FixedSteps(2, 8))
+
+    def slow(launch):
+        time.sleep({"denoise": 0.02, "select": 0.05}.get(launch.stage.name, 0.0))
+
+    rests, answers = {}, {}
+    for batch_policy in (BatchPolicy.LOCKSTEP, BatchPolicy.TWO_BATCH_OVERLAP):
+        options = Options(batch=4, policy=batch_policy, before_stage=slow, keep_trace=True)
+        run = decode(pipeline, model, kit.prompts([24] * 4, 48), policy=policy, options=options)
+        selects = sorted((s for s in run.trace.spans if s.stage == "select"), key=lambda span: span.start_ns)
+        passes = [(a, b) for a, b in pairwise(selects) if b.layer < a.layer and a.block > 0]
+        rests[batch_policy] = median(b.start_ns - a.end_ns for a, b in passes) / 1e6
+        answers[batch_policy] = run.answers
+    assert rests[BatchPolicy.LOCKSTEP] > 2 * 20
+    assert rests[BatchPolicy.TWO_BATCH_OVERLAP] < rests[BatchPolicy.LOCKSTEP] / 2
+    assert answers[BatchPolicy.TWO_BATCH_OVERLAP] == answers[BatchPolicy.LOCKSTEP]
 
 
 @pytest.mark.parametrize("name", OFFLOADED)

@@ -225,3 +225,51 @@ def test_only_the_first_fetch_of_a_block_waits_for_the_last_block() -> None:
     appended = next(launch.id for launch in launches if launch.stage.name == "append")
     waiting = [launch for launch in launches if appended in launch.after]
     assert [(launch.stage.name, launch.layer, launch.block) for launch in waiting] == [("fetch", 0, 1)]
+
+
+def main_stream(launches: list[Launch]) -> list[tuple[str, tuple[int, ...], int]]:
+    """Stage, slots and block of what the main stream is given, steps of one block once."""
+    order: list[tuple[str, tuple[int, ...], int]] = []
+    for launch in launches:
+        if launch.stage.stream == "main" and launch.block >= 0:
+            slots = tuple(sorted(slot for group in launch.groups for slot in group.slots))
+            what = (launch.stage.name, slots, launch.block)
+            order += [what] if order[-1:] != [what] else []
+    return order
+
+
+def test_halves_take_turns_and_swap_only_when_their_turn_comes_again() -> None:
+    """The first half has the odd row; a half's swap waits for its retrieval, so the other's steps stand before it."""
+    steps = {request: [2, 2] for request in range(5)}
+    launches, _ = run(build(SMALL, "herald"), steps, policy=BatchPolicy.TWO_BATCH_OVERLAP, slots=5)
+    first, second = (0, 1, 2), (3, 4)
+    assert main_stream(launches) == [
+        ("denoise", first, 0),
+        ("denoise", second, 0),
+        ("swap", first, 0),
+        ("denoise", first, 1),
+        ("swap", second, 0),
+        ("denoise", second, 1),
+    ]
+
+
+def test_each_half_waits_for_its_own_slowest_row_only() -> None:
+    steps = {0: [1, 1], 1: [1, 1], 2: [4, 1], 3: [1, 1]}
+    launches, _ = run(build(SMALL, "dense"), steps, policy=BatchPolicy.TWO_BATCH_OVERLAP, slots=4)
+    rows = [launch.shape.rows for launch in launches if launch.stage.name == "denoise" and launch.block == 0]
+    assert rows == [2, 2, 2, 2, 1, 1, 1]
+
+
+def test_a_single_request_has_no_other_half() -> None:
+    steps = {0: [2, 3, 1]}
+    alike = [run(build(SMALL, "herald"), steps, policy=policy, slots=1)[0] for policy in BatchPolicy]
+    orders = [[(launch.stage.name, launch.layer, launch.after) for launch in launches] for launches in alike]
+    assert orders[0] == orders[1] == orders[2]
+
+
+def test_a_half_that_is_served_leaves_its_turns_to_the_other_one() -> None:
+    steps = {0: [1], 1: [1], 2: [1, 1, 1], 3: [1, 1]}
+    launches, program = run(build(SMALL, "herald"), steps, policy=BatchPolicy.TWO_BATCH_OVERLAP, slots=4)
+    blocks = [(slots, block) for name, slots, block in main_stream(launches) if name == "denoise"]
+    assert blocks == [((0, 1), 0), ((2, 3), 0), ((2, 3), 1), ((2,), 2)]
+    assert sorted(program.admission.finished) == [0, 1, 2, 3]

@@ -6,7 +6,7 @@ import pytest
 
 from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.result import Recorder, demand
-from herald_pipeline.scheduling.program import Launch
+from herald_pipeline.scheduling.program import BatchPolicy, Launch
 from herald_pipeline.stages import Mode, Op, OpKind, Repeat, RowGroup, launch_shape
 
 
@@ -127,10 +127,34 @@ def test_waiting_for_a_request_is_idle_time_and_no_part_of_a_block(herald: Pipel
 
 
 def test_rows_that_take_turns_have_blocks_as_long_as_a_rows_own(herald: Pipeline) -> None:
-    recorder = Recorder("simulated", in_turn=True)
+    recorder = Recorder("simulated", policy=BatchPolicy.FIRST_DONE_FIRST_OUT)
     for end in range(10, 90, 10):
         recorder.record(launch(herald, "denoise", 0), end - 10, end)
         recorder.block_done(end, rows=1, tokens=32)
     result = recorder.result(batch=2, budget=0.05, finished=2, rejected={})
     assert result.block_time_s == pytest.approx(20e-9)
     assert result.main_time_s == pytest.approx(20e-9)
+
+
+def test_halves_warm_up_for_as_many_blocks_of_the_batch_as_a_whole_one() -> None:
+    """Six blocks are twelve completions; the first four of them, slow ones, lie before the window."""
+    recorder, end = Recorder("simulated", policy=BatchPolicy.TWO_BATCH_OVERLAP), 0
+    for completion in range(12):
+        end += 100 if completion < 4 else 10
+        recorder.block_done(end, rows=1, tokens=32)
+    result = recorder.result(batch=2, budget=0.05, finished=2, rejected={})
+    assert result.block_time_s == pytest.approx(20e-9)
+    assert result.throughput_tok_s == pytest.approx(32 / 10e-9)
+
+
+def test_a_second_halfs_late_copies_do_not_make_another_pass(herald: Pipeline) -> None:
+    """First half 0-10, second half 10-20 with an upload until 24, beside the next block's first half 20-30."""
+    recorder = Recorder("simulated", policy=BatchPolicy.TWO_BATCH_OVERLAP)
+    recorder.block_done(0, rows=1, tokens=32)
+    recorder.block_done(0, rows=1, tokens=32)
+    ran = [("select", 1, 0, 10), ("select", 1, 10, 20), ("select", 2, 20, 25), ("upload", 1, 21, 24)]
+    for name, block, start, end in [*ran, ("select", 2, 25, 30)]:
+        recorder.record(launch(herald, name, block, layer=2), start, end)
+    recorder.block_done(30, rows=2, tokens=64)
+    result = recorder.result(batch=2, budget=0.05, finished=2, rejected={})
+    assert result.retrieval_time_s == pytest.approx((24 + 10) / 2 * 1e-9)

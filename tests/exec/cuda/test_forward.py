@@ -88,6 +88,20 @@ def test_rows_that_go_on_by_themselves_give_the_plain_tokens(kit, fused):
     assert found.commits == plain.commits
 
 
+@pytest.mark.parametrize("gather", ["cpu", "gpu"])
+def test_halves_that_take_turns_give_the_tokens_of_the_whole_batch(gather, kit, fused):
+    """Three rows: the first half has a row more, and both are fewer than there are slots."""
+    model, requests = tiny(**SHAPE), kit.prompts([18, 70, 9], [12, 4, 8])
+    pipeline = kit.describe("herald", model.shape, budget=0.3, gather=gather)
+    policy = planned(((1, 4, 2), (3,), (2, 1)))
+    plain = decode(pipeline, model, requests, policy=policy, options=Options(batch=3))
+    fused()
+    options = Options(batch=3, policy=BatchPolicy.TWO_BATCH_OVERLAP)
+    found = decode(pipeline, model, requests, policy=policy, options=options)
+    assert found.answers == plain.answers
+    assert found.commits == plain.commits
+
+
 def test_a_threshold_decides_alike(kit, fused):
     policy = RulePolicy(acceptance.get("confidence", threshold=0.02), Sampler(mask_token_id=1))
     plain, found = both(kit, fused, "herald", tiny(**SHAPE), kit.prompts([18, 9], 12), policy, batch=2)

@@ -8,6 +8,7 @@ import random
 import sys
 import time
 from itertools import pairwise
+from statistics import median
 
 import pytest
 import torch
@@ -92,6 +93,36 @@ def test_rows_that_go_on_by_themselves_give_the_cpus_tokens(name, kit):
     options = {"batch": 2, "policy": BatchPolicy.FIRST_DONE_FIRST_OUT}
     runs = [run(kit, name, device, requests, planned(), **options) for device in ("cpu", "cuda")]
     assert runs[0].answers == runs[1].answers
+
+
+@pytest.mark.parametrize("settings", [{}, {"gather": "gpu"}, {"exact_layers": 1, "exact_layers_on": "gpu"}])
+@pytest.mark.parametrize("batch", [3, 4])
+def test_halves_that_take_turns_give_the_cpus_tokens_in_lockstep(batch, settings, kit):
+    requests = kit.prompts(LENGTHS, [24, 7, 16, 30])
+    cpu = run(kit, "herald", "cpu", requests, planned(), batch=batch, settings=settings)
+    options = {"batch": batch, "policy": BatchPolicy.TWO_BATCH_OVERLAP, "settings": settings}
+    found = run(kit, "herald", "cuda", requests, planned(), **options)
+    assert found.result.extra["device_path"] == "fused"
+    assert found.answers == cpu.answers
+
+
+def test_the_cpu_goes_from_one_halfs_retrieval_to_the_others_while_that_half_waits_for_nothing(kit):
+    """Steps and selections are slow: between passes the CPU rests for two steps in lockstep, and hardly in halves."""
+
+    def slow(launch):
+        if launch.stage.name == "select":
+            time.sleep(0.05)
+        if launch.stage.name == "denoise":
+            torch.cuda._sleep(20_000_000)
+
+    rests, two_steps = {}, PlannedPolicy(ListedSteps(((2,),), BLOCK), Sampler(mask_token_id=1))
+    for policy in (BatchPolicy.LOCKSTEP, BatchPolicy.TWO_BATCH_OVERLAP):
+        options = {"batch": 4, "policy": policy, "before_stage": slow, "keep_trace": True}
+        found = run(kit, "herald", "cuda", kit.prompts([40] * 4, 48), two_steps, **options)
+        spans = sorted((s for s in found.trace.spans if s.stage == "select"), key=lambda s: s.start_ns)
+        between = [b.start_ns - a.end_ns for a, b in pairwise(spans) if b.layer < a.layer and a.block > 0]
+        rests[policy] = median(between)
+    assert rests[BatchPolicy.TWO_BATCH_OVERLAP] < rests[BatchPolicy.LOCKSTEP] / 2
 
 
 def test_retrieval_runs_beside_denoising_on_the_device(kit):
