@@ -6,6 +6,8 @@ python -m herald_exec.evaluation grid --reduced
 python -m herald_exec.evaluation recall --context 1024 --samples 4
 python -m herald_exec.evaluation decoding --reduced --out out/decoding.jsonl
 python -m herald_exec.evaluation decoding-show out/decoding.jsonl
+python -m herald_exec.evaluation sliding --reduced --out out/sliding.jsonl
+python -m herald_exec.evaluation sliding-show out/sliding.jsonl
 """
 
 import json
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from herald_exec.evaluation import decoding_command
+from herald_exec.evaluation import decoding_command, sliding_command
 from herald_pipeline.errors import HeraldError, check_number, raise_problems
 
 if TYPE_CHECKING:
@@ -198,6 +200,7 @@ def recall(
 
 
 decoding_command.register(app)
+sliding_command.register(app)
 
 
 def main() -> None:

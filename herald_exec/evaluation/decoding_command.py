@@ -1,4 +1,4 @@
-"""``python -m herald_exec.evaluation decoding``, ``decoding-show``, ``sliding``: schedules on the reference model."""
+"""``python -m herald_exec.evaluation decoding`` and ``decoding-show``: schedules on the reference model."""
 
 import json
 import sys
@@ -61,42 +61,6 @@ def decoding(
     print(text(rows), file=sys.stderr)
 
 
-def sliding(
-    model: Annotated[str, typer.Option("--model", help="herald-ref, or the folder of a model trained like it.")] = (
-        "herald-ref"
-    ),
-    reduced: Annotated[bool, typer.Option("--reduced", help="The plan for two CPU cores.")] = False,
-    window: Annotated[list[int] | None, typer.Option("--window", help="In blocks; may be repeated.")] = None,
-    task: Annotated[list[str] | None, typer.Option("--task", help="Only these; may be repeated.")] = None,
-    context: Annotated[list[int] | None, typer.Option("--context", help="Instead of the plan's.")] = None,
-    samples: Annotated[int | None, typer.Option("--samples", help="A cell, instead of the plan's.")] = None,
-    device: Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N.")] = "cpu",
-    batch: Annotated[int, typer.Option("--batch", help="Prompts decoded together.")] = 8,
-    out: Annotated[Path | None, typer.Option("--out", help="JSON lines, one a cell, raw answers included.")] = None,
-) -> None:
-    """What a sliding window does to a block-causal model: accuracy, steps a period, forwards."""
-    from herald_exec.checkpoints.memory import resolve_device, resolve_dtype
-    from herald_exec.evaluation.sliding import PLAN, REDUCED, check_plan, run_plan
-    from herald_exec.reference import NAMES, open_reference, read_shipped_material
-    from herald_pipeline.errors import unknown_name
-
-    plan = REDUCED if reduced else PLAN
-    plan = replace(plan, windows=tuple(window or plan.windows), tasks=tuple(task or plan.tasks))
-    plan = replace(plan, contexts=tuple(context or plan.contexts))
-    plan = replace(plan, samples=plan.samples if samples is None else samples)
-    raise_problems([check_number(batch, "--batch", minimum=1, integer=True)])
-    check_plan(plan)
-    if not Path(model).is_dir() and model != NAMES[0]:
-        raise unknown_name("reference model", model, (NAMES[0],))
-    folder, target = Path(model) if Path(model).is_dir() else None, resolve_device(device)
-    loaded = open_reference(NAMES[0], folder).load(target, resolve_dtype("fp32" if target.type == "cpu" else None))
-    for row in run_plan(loaded, read_shipped_material(folder), plan, batch=batch):
-        if out is not None:
-            with out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-        print(json.dumps({key: value for key, value in row.items() if key != "raw"}), flush=True)
-
-
 def show_decoding(
     results: Annotated[
         list[Path], typer.Argument(help="JSON lines that decoding --out wrote, its parts together; .gz is read too.")
@@ -113,7 +77,6 @@ def show_decoding(
 
 
 def register(app: typer.Typer) -> None:
-    """Mount the three commands."""
+    """Mount the two commands."""
     app.command("decoding")(decoding)
-    app.command("sliding")(sliding)
     app.command("decoding-show")(show_decoding)

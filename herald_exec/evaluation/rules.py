@@ -88,8 +88,10 @@ class Rule:
         """Whether the scan reads no values."""
         return self.key_only or self.int8_keys
 
-    def scan_bytes(self, shape: ModelShape, prefix: int, selected: int) -> float:
+    def scan_bytes(self, shape: ModelShape, prefix: int, selected: int, draft: int | None = None) -> float:
         """Bytes of stored entries that one selection of one request reads, 16-bit KV; all layers.
+
+        ``draft`` are the drafted positions that it reads, a block's unless given.
 
         MAGE's cross the link and HERALD's stay in host memory; what they are compared in is how much is read.
         """
@@ -101,7 +103,9 @@ class Rule:
             return layers * prefix * row * Settings().proxy_fraction
         if self.when is When.STEP0:
             return layers * prefix * row * 2
-        seen = prefix + (shape.block_length if self.previous is not Previous.OMITTED else 0)
+        if draft is None:
+            draft = shape.block_length if self.previous is not Previous.OMITTED else 0
+        seen = prefix + draft
         scoring = 2 * row * seen
         if self.values_late:
             scoring = row * seen + row * selected

@@ -1,34 +1,34 @@
-"""Sliding windows on a block-causal model: one block is the plain decoder, wider ones follow a naive reference."""
+"""Sliding windows over the study's pools: of one block, they are the block decoder; others follow a reference."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from herald_exec.attention import block_causal_mask
-from herald_exec.evaluation.__main__ import app
-from herald_exec.evaluation.sliding import REDUCED, Plan, decode_sliding, run_plan
+from herald_exec.evaluation.prompts import Prompts
+from herald_exec.evaluation.rules import get_rule
+from herald_exec.evaluation.sliding import Slide, Sliding
+from herald_exec.evaluation.study import Study
 from herald_exec.models import random_model
-from herald_exec.reference import read_shipped_material
-from herald_exec.reference.decode import decode
 from herald_exec.reference.tasks import Sample
 from herald_pipeline import catalogue
 from herald_pipeline.errors import ConfigError
 
-B = 32
+B, MASK, END = 32, 1, 0
 SMALL = {
-    "num_layers": 2,
+    "num_layers": 3,
     "hidden_size": 32,
     "num_heads": 2,
     "num_kv_heads": 1,
     "head_dim": 16,
     "intermediate_size": 48,
     "vocab_size": 4096,
-    "mask_token_id": 1,
-    "eos_token_ids": (0,),
+    "mask_token_id": MASK,
+    "eos_token_ids": (END,),
     "max_positions": 512,
 }
+SLIDES = [Slide(32, 32), Slide(8, 32), Slide(16, 32), Slide(16, 64), Slide(32, 64), Slide(32, 96)]
+AHEAD = ["herald", "herald-32q", "herald-no-draft", "representative"]
 
 
 @pytest.fixture(scope="module")
@@ -46,106 +46,145 @@ def samples():
     return [Sample("log", 64, number, tuple(prompt), (), ("x",)) for number, prompt in enumerate(prompts)]
 
 
-def test_a_window_of_one_block_is_the_plain_decoder(model, samples):
-    one, plain = decode_sliding(model, samples, 1, 0.5), decode(model, samples, 0.5)
-    assert one == plain
-    assert any(steps not in (1, B) for row in one.steps for steps in row)
+@pytest.fixture(scope="module")
+def prompts(model, samples):
+    return Prompts(model, samples)
 
 
-def logits_of(model, prompt, answer, end):
-    """Logits ``[end, V]`` of the answer's first ``end`` positions from one forward of everything, nothing cached."""
-    line = [*prompt, *(1 if token is None else token for token in answer[:end])]
-    tokens = torch.tensor(line)
+def slid(prompts, rule, budget, slide):
+    return Sliding(prompts, get_rule(rule), budget, slide, threshold=0.5).run()
+
+
+@pytest.mark.parametrize(("rule", "budget"), [("dense", 1.0), ("recency", 0.2), *((name, 0.2) for name in AHEAD)])
+def test_a_stride_and_a_window_of_one_block_are_the_block_decoder(prompts, rule, budget):
+    found, fixed = slid(prompts, rule, budget, Slide(B, B)), Study(prompts, get_rule(rule), budget, threshold=0.5).run()
+    assert (found.answers, found.steps) == (fixed.answers, fixed.steps)
+    assert (found.scan_bytes, found.selections) == (fixed.scan_bytes, fixed.selections)
+    assert any(steps not in (1, B) for row in found.steps for steps in row)
+
+
+@pytest.mark.parametrize("slide", SLIDES, ids=lambda slide: slide.name)
+@pytest.mark.parametrize("rule", AHEAD)
+def test_a_budget_of_everything_is_the_same_window_with_dense_attention(prompts, rule, slide):
+    found, dense = slid(prompts, rule, 1.0, slide), slid(prompts, "dense", 1.0, slide)
+    assert (found.answers, found.steps, found.ahead) == (dense.answers, dense.steps, dense.ahead)
+
+
+def best_of(model, line, ends):
+    """Probability and token of each position, one forward of the whole line; position p sees those before ends[p]."""
     place = torch.arange(len(line))
-    mask = block_causal_mask(place, place, B)
-    hidden = model.embed(tokens)
+    seen = place[None, :] < torch.tensor(ends)[:, None]
+    hidden = model.embed(torch.tensor([MASK if token is None else token for token in line]))
     rotary = model.rotary(place)
     for layer in range(model.shape.num_layers):
         q, k, v = model.project(layer, hidden, rotary)
-        groups = q.shape[1] // k.shape[1]
-        keys, values = (part.repeat_interleave(groups, dim=1).transpose(0, 1) for part in (k, v))
+        keys, values = (part.repeat_interleave(q.shape[1] // k.shape[1], dim=1).transpose(0, 1) for part in (k, v))
         scores = q.transpose(0, 1) @ keys.transpose(1, 2) / q.shape[-1] ** 0.5
-        weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+        weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
         hidden = model.finish(layer, hidden, (weights @ values).transpose(0, 1).flatten(1))
-    return model.logits(hidden).float()[len(prompt) :]
+    probability = model.logits(hidden).float().softmax(-1)
+    probability[:, MASK] = 0.0
+    return tuple(part.tolist() for part in probability.max(-1))
 
 
-def reference(model, prompt, blocks, window, threshold):
-    """One row, everything computed anew each round from the whole sequence with the block-causal mask."""
-    tokens: list[int | None] = [None] * ((blocks + window - 1) * B)
-    steps = []
-    for start in range(0, blocks * B, B):
-        span, count, done = range(start, start + window * B), 0, False
-        while not done:
-            done = all(tokens[i] is not None for i in range(start, start + B))
-            probability = logits_of(model, prompt, tokens, span.stop).softmax(-1)
-            probability[:, 1] = 0.0
-            sure, token = (part.tolist() for part in probability[span.start :].max(-1))
-            open_ = [i for i in span if tokens[i] is None]
-            best = max(open_, key=lambda i: sure[i - start]) if open_ and not done else None
-            for i in open_:
-                if sure[i - start] >= threshold or i == best:
-                    tokens[i] = token[i - start]
-            count += not done
+def reference(model, prompt, answer_tokens, slide, threshold):
+    """One row without any cache: everything from the whole line, each position with the end of what it may see."""
+    stride, window = slide.stride, slide.window
+    line = list(prompt) + [None] * (answer_tokens - stride + window)
+    ends = [(p // B + 1) * B for p in range(len(prompt))]
+    steps, ahead = [], []
+    for start in range(len(prompt), len(prompt) + answer_tokens, stride):
+        span = range(start, start + window)
+        in_window = [start + ((p - start) // B + 1) * B for p in span]
+        count = 0
+        ahead.append(all(line[p] is not None for p in span[:stride]))
+        while True:
+            incomplete = any(line[p] is None for p in span[:stride])
+            if count and not incomplete:
+                break
+            sure, token = best_of(model, line[: span.stop], ends + in_window)
+            masked = [p for p in span if line[p] is None]
+            best = max(masked, key=lambda p: sure[p]) if incomplete else None
+            for p in masked:
+                if sure[p] >= threshold or p == best:
+                    line[p] = token[p]
+            count += 1
+        completing = [start + stride] * stride + in_window[stride:]
+        sure, token = best_of(model, line[: span.stop], ends + completing)
+        for p in span:
+            if line[p] is None and sure[p] >= threshold:
+                line[p] = token[p]
+        ends += [start + stride] * stride
         steps.append(count)
-    return tokens[: blocks * B], steps
+    return line[len(prompt) : len(prompt) + answer_tokens], steps, ahead
 
 
-@pytest.mark.parametrize("window", [1, 2, 3])
-def test_windows_decode_as_a_reference_without_a_cache_does(model, samples, window):
-    found = decode_sliding(model, samples, window, 0.5)
+@pytest.mark.parametrize("slide", SLIDES, ids=lambda slide: slide.name)
+def test_dense_windows_decode_as_a_reference_without_a_cache_does(model, samples, prompts, slide):
+    found = slid(prompts, "dense", 1.0, slide)
     for row, sample in enumerate(samples):
-        tokens, steps = reference(model, sample.prompt, 3, window, 0.5)
-        end = tokens.index(0) if 0 in tokens else len(tokens)
+        tokens, steps, ahead = reference(model, sample.prompt, prompts.longest, slide, 0.5)
+        periods = len(found.steps[row])
+        end = tokens.index(END) if END in tokens else len(tokens)
         assert found.answers[row] == tokens[:end]
-        assert found.steps[row] == steps[: len(found.steps[row])]
+        assert found.steps[row] == steps[:periods]
+        assert found.ahead[row] == sum(ahead[:periods])
 
 
-def test_wider_windows_do_commit_ahead(model, samples):
-    # Otherwise they would be fixed blocks at a higher price.
-    steps = decode_sliding(model, samples, 2, 0.5).steps
-    assert any(0 in row[1:] for row in steps)
-    assert all(row[0] > 0 for row in steps)
-
-
-@pytest.mark.parametrize("window", [1, 2])
-def test_a_batch_equals_its_rows_alone(model, samples, window):
-    together = decode_sliding(model, samples, window, 0.5)
-    alone = [decode_sliding(model, [sample], window, 0.5) for sample in samples]
+@pytest.mark.parametrize("rule", ["dense", "herald", "herald-32q"])
+@pytest.mark.parametrize("slide", [Slide(8, 32), Slide(32, 64)], ids=lambda slide: slide.name)
+def test_a_batch_equals_its_rows_alone(model, samples, prompts, rule, slide):
+    together = slid(prompts, rule, 0.2, slide)
+    alone = [slid(Prompts(model, [sample]), rule, 0.2, slide) for sample in samples]
     assert together.answers == [one.answers[0] for one in alone]
     assert together.steps == [one.steps[0] for one in alone]
 
 
-def test_cells_hold_intervals_and_raw_answers(model):
-    plan = Plan(windows=(1, 2), tasks=("log",), contexts=(256,), samples=2, threshold=0.5)
-    rows = list(run_plan(model, read_shipped_material(), plan, batch=2))
-    assert [row["window_blocks"] for row in rows] == [1, 2]
-    assert [raw["seed"] for raw in rows[0]["raw"]] == [40_000, 40_001]
-    assert rows[1]["positions"]["value"] == 64 * rows[1]["forwards"]["value"]
-    steps = rows[0]["raw"][0]["steps"]
-    assert rows[0]["forwards"]["value"] == pytest.approx(
-        sum(sum(raw["steps"]) + len(raw["steps"]) for raw in rows[0]["raw"]) / 2
-    )
-    assert all(1 <= count <= B for count in steps)
+def test_windows_do_commit_ahead_of_their_period(prompts):
+    # Otherwise they would be fixed blocks at a higher price.
+    assert sum(slid(prompts, "dense", 1.0, Slide(8, 32)).ahead) > 0
+
+
+def test_selections_are_one_a_period_and_none_for_the_last(prompts, model):
+    found = slid(prompts, "herald", 0.2, Slide(16, 32))
+    assert found.selections == [len(steps) - 1 for steps in found.steps]
+    # The query stands at the next window's centre, 32 behind the period's start: the whole draft is before it.
+    prefixes = [64 + 16 * period for period in range(len(found.steps[0]) - 1)]
+    rule = get_rule("herald")
+    assert found.scan_bytes[0] == sum(rule.scan_bytes(model.shape, s, int(0.2 * s), 32) for s in prefixes)
 
 
 @pytest.mark.parametrize(
-    ("args", "message"),
+    ("rule", "slide", "tokens"),
+    [("herald", (8, 32), 24), ("herald", (32, 32), 32), ("herald", (32, 64), 64), ("herald-32q", (8, 32), 8)],
+)
+def test_a_selection_reads_the_draft_up_to_its_first_query(prompts, rule, slide, tokens):
+    assert Sliding(prompts, get_rule(rule), 0.1, Slide(*slide)).draft_tokens == tokens
+
+
+@pytest.mark.parametrize("change", [{"clean": "window"}, {"sight": "stride"}])
+def test_the_other_readings_of_a_window_are_other_readings(prompts, change):
+    ours = slid(prompts, "dense", 1.0, Slide(8, 32))
+    other = slid(prompts, "dense", 1.0, Slide(8, 32, **change))
+    assert other.answers != ours.answers or other.steps != ours.steps
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
     [
-        (("--window", "0"), "window must be >= 1"),
-        (("--window", "9"), "window must be <= 8"),
-        (("--task", "lgo"), "unknown task 'lgo'; did you mean 'log'"),
-        (("--samples", "0"), "samples must be >= 1"),
-        (("--model", "herald-ref-bidirectional"), "unknown reference model 'herald-ref-bidirectional'"),
+        (lambda: Slide(0, 32), "stride must be >= 1"),
+        (lambda: Slide(8, 20), "window must be a multiple of the stride, got 20 and 8"),
+        (lambda: Slide(8, 32, clean="none"), "clean must be alone or window, got 'none'"),
+        (lambda: Slide(8, 32, sight="none"), "sight must be block or stride, got 'none'"),
     ],
 )
-def test_mistakes_are_answered_before_anything_runs(args, message):
-    result = CliRunner().invoke(app, ["sliding", "--reduced", *args])
-    assert isinstance(result.exception, ConfigError)
-    assert message in str(result.exception)
+def test_an_impossible_slide_is_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
 
 
-def test_the_plans_tasks_have_answers_of_several_blocks():
-    from herald_exec.reference.tasks import MAX_ANSWER_TOKENS
-
-    assert all(MAX_ANSWER_TOKENS[task] > B for task in REDUCED.tasks)
+def test_what_cannot_slide_is_refused(prompts):
+    with pytest.raises(ConfigError, match="selects in a block's own first step"):
+        Sliding(prompts, get_rule("mage-offload"), 0.1, Slide(8, 32))
+    with pytest.raises(ConfigError, match="stride 12 does not divide the model's block of 32"):
+        Sliding(prompts, get_rule("herald"), 0.1, Slide(12, 36))
