@@ -1,7 +1,7 @@
 """Actions as a GPU carries them out: graphs instead of launches, whole batches instead of rows.
 
 Only what is worth it is here; select and gather are the same functions as on the CPU, and so are project and finish
-of passes with more than one query.
+of passes with more than one query and fewer than the block's.
 """
 
 import os
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from herald_exec.blocks import prefix_length, source
 from herald_exec.cuda.acceptance import Acceptance
+from herald_exec.cuda.block_pass import BlockPass, has_block_pass
 from herald_exec.cuda.fetched import FetchedForward, fetches
 from herald_exec.cuda.forward import LaneForward
 from herald_exec.cuda.lanes import bucket
@@ -41,6 +42,8 @@ class DeviceActions:
         self.forward = LaneForward(session, bucket(groups * session.rows_together), graphs=graphs)
         self.acceptance = Acceptance(session, self.forward.table)
         self.selection = SelectionPass(session, graphs=graphs) if has_own_pass(session.pipeline) else None
+        whole = has_block_pass(session.pipeline)
+        self.block_pass = BlockPass(session, self.forward, self.acceptance) if whole else None
         self.fetched = FetchedForward(session, self.forward, self.acceptance) if fetches(session) else None
         steps = any(stage.action == "denoise" for stage in session.pipeline.template.stages())
         served = Counter(source(session, layer).name for layer in range(session.num_layers) if steps)
@@ -63,8 +66,9 @@ class DeviceActions:
             own.update(
                 project=self.selection.project, finish=self.selection.finish, exact_layer=self.selection.exact_layer
             )
-        if self.fetched is not None:
-            own.update(self.fetched.table())
+        for part in (self.block_pass, self.fetched):
+            if part is not None:
+                own.update(part.table())
         if self.rows is not None:
             own["fetch_rows"] = self.rows.fetch
         if "gathered" in self.session.pools.stores:
@@ -244,10 +248,9 @@ class DeviceActions:
         self.forward.close()
         if self.selection is not None:
             self.selection.close()
-        if self.fetched is not None:
-            self.fetched.close()
-        if self.rows is not None:
-            self.rows.close()
+        for part in (self.block_pass, self.fetched, self.rows):
+            if part is not None:
+                part.close()
         self._leaving.clear()
         self._landing = None
 
