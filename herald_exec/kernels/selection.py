@@ -183,7 +183,7 @@ def select(
     longest = int(length_of.max(initial=0))
     max_k = int(np.minimum(budget, length_of).max(initial=0))
     output = np.empty((rows, x, num_heads, head_dim), np.float32)
-    indices = np.full((rows, store.num_kv_heads, max_k), -1, np.int32)
+    indices = np.empty((rows, store.num_kv_heads, max_k), np.int32)  # filled by the kernels' threads, to the end
     counts = np.zeros((rows, store.num_kv_heads), np.int32)
     status = np.zeros((rows, store.num_kv_heads), np.uint8)
     importance = None

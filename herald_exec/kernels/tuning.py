@@ -51,9 +51,13 @@ class Tuning:
         A tile is read in one run just before use, so that the hardware prefetches, in place of software (``distance``
         is then ignored).
     even
-        Prefetches go on while scores become probabilities, in place of resting there.
+        Prefetches go on while scores become probabilities, in place of resting there; on matrix tiles they are spread
+        over all work in proportion to its time.
     pairs
         Of single rows every second line is asked for: the hardware fetches lines in pairs.
+    past
+        With 16 and more query rows: probabilities kept for importance are written past the caches, which they do not
+        fit, from 8 KiB per 64 keys on (64 rows of bf16, 32 of fp32).
     """
 
     distance: int = 0
@@ -67,6 +71,7 @@ class Tuning:
     bulk: bool = False
     even: bool = False
     pairs: bool = False
+    past: bool = False
 
     def __post_init__(self) -> None:
         _checked({"distance": (0, 128), "streams": (1, 8), "warm": (0, 4096), "rows_ahead": (0, 256)}, self)

@@ -47,6 +47,17 @@ def test_results_have_the_same_bits_for_any_number_of_threads(tier, x):
             assert getattr(alone, name).tobytes() == getattr(many, name).tobytes(), name
 
 
+def test_heads_that_end_a_queue_in_pieces_have_the_bits_of_whole_ones(tier):
+    lengths = np.array([4100] * 6 + [9000, 0, 70])
+    pool = filled_pool(rows=len(lengths), heads=2, length=9000)
+    options = kernels.SelectOptions(keep_importance=True)
+    whole = run(pool, lengths, lengths // 20, threads=1, options=options)
+    for threads in (2, 4):  # 18 heads: pieces of some, pieces of 16
+        pieces = run(pool, lengths, lengths // 20, threads=threads, options=options)
+        for name in ("output", "indices", "counts", "status", "importance"):
+            assert getattr(whole, name).tobytes() == getattr(pieces, name).tobytes(), (threads, name)
+
+
 @pytest.mark.parametrize(("heads", "kv_heads"), [(12, 12), (32, 8), (28, 4), (16, 4), (48, 2), (40, 2), (5, 5), (9, 3)])
 def test_every_query_head_reads_its_own_kv_head(tier, heads, kv_heads):
     pool = kernels.PagedKV(1, 1, kv_heads, 70, 16, "fp32")

@@ -37,14 +37,17 @@ def test_an_unknown_cache_level_is_refused():
         kernels.GatherTuning(level="frist")
 
 
-def test_prefetch_and_order_leave_every_bit_as_it_is(tier):
+@pytest.mark.parametrize("x", [1, 8])
+def test_prefetch_and_order_leave_every_bit_as_it_is(tier, x):
     pool = kernels.PagedKV(1, 2, 2, 3000, 128)
     pool.fill_normal(5)
-    queries = np.random.default_rng(1).standard_normal((2, 1, 8, 128)).astype(np.float32)
+    queries = np.random.default_rng(1).standard_normal((2, x, 8, 128)).astype(np.float32)
 
     def found(tuning):
-        options = kernels.SelectOptions(tuning=tuning)
-        return kernels.select(pool, 0, [0, 1], [3000, 777], queries, [150, 40], options=options).output.tobytes()
+        options = kernels.SelectOptions(tuning=tuning, keep_importance=True)
+        got = kernels.select(pool, 0, [0, 1], [3000, 777], queries, [150, 40], options=options)
+        assert got.importance is not None
+        return got.output.tobytes() + got.importance.tobytes()
 
     expected = found(kernels.Tuning())
     assert all(found(tuning) == expected for tuning in TUNINGS if not tuning.tiles)

@@ -688,7 +688,12 @@ static void FN(softmax_many)(float *s, int n, int lanes, float *m, float *l, flo
         int first = lane / PANEL * PANEL, width = panel_width(lanes, first);
         float *column = s + in_panel(HERALD_TILE, first, width, 0) + lane - first;
         vf old = vf_load(m + lane), now = old, sum = vf_set1(0.0f);
-        for (int j = 0; j < n; j++) now = vf_max(vf_load(column + j * width), now);
+        vf top[4] = {old, old, old, old}; /* four chains: one would wait for every comparison */
+        for (int j = 0; j + 4 <= n; j += 4)
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++) top[i] = vf_max(vf_load(column + (j + i) * width), top[i]);
+        for (int j = n / 4 * 4; j < n; j++) now = vf_max(vf_load(column + j * width), now);
+        now = vf_max(vf_max(top[0], top[1]), vf_max(vf_max(top[2], top[3]), now));
         for (int j = 0; j < n; j++) {
             vf p = vf_exp2(vf_sub(vf_load(column + j * width), now));
             vf_store(column + j * width, p);
@@ -709,7 +714,10 @@ static void FN(attend_many)(const herald_attend *args) {
     float *q = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(lanes * dim)); /* items: head_dim */
     float *o = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(lanes * dim)); /* items: head_dim */
     float *wide = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(HERALD_TILE * FN(padded)(dim)));
-    float *apart = (float *)FN(take)(&scratch, FN(p_tile_many)(rows));
+    /* p of one tile: what is kept of it for importance is written elsewhere once, not read back from there for PV */
+    float *p = (float *)FN(take)(&scratch, FN(p_tile_many)(rows));
+    int64_t p_bytes = (int64_t)FN(p_tile_many)(rows);
+    int past = args->tuning.past && args->keep_p && p_bytes >= HERALD_PAST_BYTES && (uintptr_t)args->p % 64 == 0;
     for (int row = 0; row < lanes; row++) {
         int first = row / PANEL * PANEL, width = panel_width(lanes, first);
         for (int c = 0; c < dim; c++)
@@ -724,18 +732,20 @@ static void FN(attend_many)(const herald_attend *args) {
         int items = (int)herald_round_up((size_t)n, 8);
         const char *k = args->stream.k + tile * args->stream.tile_bytes;
         const char *v = args->stream.v + tile * args->stream.tile_bytes;
-        float *p = (float *)(args->p + (args->keep_p ? (size_t)tile * FN(p_tile_many)(rows) : 0));
         const char *k_next = ahead_bytes ? k + ahead_bytes : NULL, *v_next = ahead_bytes ? v + ahead_bytes : NULL;
+        char *kept = args->keep_p ? args->p + (size_t)tile * p_bytes : NULL;
         FN(widen)(k, args->dtype, dim, n, wide, dim);
         if (n < items) memset(wide + (int64_t)n * dim, 0, sizeof(float) * (size_t)((items - n) * dim));
         FN(gemm)(wide, 1, dim, items, q, dim, lanes, dim, p, HERALD_TILE, NULL, k_next, tile_half, &args->tuning);
-        if (args->raw) p = memcpy(apart, p, FN(p_tile_many)(rows));
+        if (kept && args->raw) copy_block(kept, (const char *)p, p_bytes, past);
         FN(softmax_many)(p, n, lanes, m, l, scale);
-        if (args->keep_p) memcpy(args->p_max + tile * lanes, m, sizeof(float) * (size_t)lanes);
+        if (kept && !args->raw) copy_block(kept, (const char *)p, p_bytes, past);
+        if (kept) memcpy(args->p_max + tile * lanes, m, sizeof(float) * (size_t)lanes);
         if (!args->output) continue;
         FN(widen)(v, args->dtype, dim, n, wide, dim);
         FN(gemm)(wide, dim, 1, dim, p, HERALD_TILE, lanes, n, o, dim, scale, v_next, tile_half, &args->tuning);
     }
+    if (past) store_fence();
     memcpy(args->m, m, sizeof(float) * (size_t)rows);
     memcpy(args->l, l, sizeof(float) * (size_t)rows);
     for (int row = 0; args->output && row < rows; row++) {
@@ -758,19 +768,21 @@ static void FN(importance_many)(const herald_attend *args, const float *m, const
             vf factor = vf_mul(vf_load(weight + lane), vf_load(inverse + lane)); /* 0 in lanes that are padding */
             vf_store(weight + lane, factor);
         }
-        for (int j = 0; j < HERALD_TILE; j++) {
-            vf sum = vf_set1(0.0f);
-            for (int first = 0; first < lanes; first += PANEL) {
-                int width = panel_width(lanes, first);
-                const float *at = p + in_panel(HERALD_TILE, first, width, j);
+        vf sum[HERALD_TILE]; /* p is read panel after panel, as it lies: one stream, which the hardware asks for ahead */
+        for (int first = 0; first < lanes; first += PANEL) {
+            int width = panel_width(lanes, first);
+            const float *at = p + in_panel(HERALD_TILE, first, width, 0);
+            for (int j = 0; j < HERALD_TILE; j++, at += width) {
+                vf so_far = first ? sum[j] : vf_set1(0.0f);
                 for (int lane = 0; lane < width; lane += W) {
                     vf value = vf_load(at + lane);
                     if (args->raw) value = vf_exp2(vf_sub(value, vf_load(top + first + lane)));
-                    sum = vf_fma(value, vf_load(weight + first + lane), sum);
+                    so_far = vf_fma(value, vf_load(weight + first + lane), so_far);
                 }
+                sum[j] = so_far;
             }
-            out[j] = vf_hsum(sum);
         }
+        for (int j = 0; j < HERALD_TILE; j++) out[j] = vf_hsum(sum[j]);
     }
 }
 

@@ -5,7 +5,8 @@
  *   last task of a unit               -> merge parts in order -> output; importance; top-k
  *
  * Units are taken longest first from one queue. With few units their chunks are spread over the threads, with many each
- * unit stays on one thread, whose p buffer then stays in its cache. Borders are fixed, so the bits do not depend on it.
+ * unit stays on one thread, whose p buffer then stays in its cache, but for the last ones: they are taken in pieces, so that
+ * all threads end at about the same time. Borders are fixed, so the bits do not depend on it.
  */
 #include "herald.h"
 #include <math.h>
@@ -16,12 +17,17 @@
 #define SPLIT_BELOW 4                     /* units per thread under which chunks are spread */
 #define SPLIT_TASKS 8                     /* tasks per thread then */
 #define SPLIT_BYTES ((size_t)2 << 30)     /* but not if their p would take more than this */
+/* Whole units to the end leave every thread idle for half a unit: with 12 units a thread 4% of the time, more where virtual
+ * CPUs differ by a factor of 2. Two units a thread, so that the slowest finds its last whole one done by then. */
+#define TAIL_UNITS 2                      /* per thread, taken in pieces */
+#define TAIL_PIECES 8                     /* of a unit; a piece has a chunk at least */
+#define TAIL_BYTES ((size_t)256 << 20)    /* of p: fewer units where that is not enough */
 
 typedef struct {
     int64_t row, head, length, chunks, draft_length, draft_chunks, parts;
     int64_t first_task, groups;
     size_t bytes;
-    char *memory; /* split only */
+    char *memory; /* of a unit that several threads may work on; NULL: the thread's own */
     _Atomic int64_t left;
 } unit;
 
@@ -29,7 +35,8 @@ typedef struct job {
     const herald_select_args *args;
     unit *units;
     int64_t num_units;
-    int rows, group, kind, split, failed;
+    int64_t num_tasks;
+    int rows, group, kind, failed;
     int64_t chunk; /* tokens */
     size_t p_tile, p_max_tile; /* bytes, floats */
     _Atomic int64_t phase_ns[HERALD_PHASES];
@@ -303,8 +310,9 @@ static unit *unit_of(const job *job, int64_t task) { /* the unit whose tasks con
 /* Where the next unit begins, so that memory does not rest while importance is summed; NULL when there is none. */
 static const char *next_unit(const job *job) {
     int64_t task = herald_next_task();
-    if (!job->args->tuning.warm || job->split || task >= job->num_units) return NULL;
+    if (!job->args->tuning.warm || task >= job->num_tasks) return NULL;
     const unit *next = unit_of(job, task);
+    if (next->memory) return NULL; /* only a piece of it may be this thread's */
     const herald_kv *read = job->args->keys8 ? job->args->keys8 : job->args->kv;
     return herald_stream_of(read, job->args->layer, job->args->slots[next->row], next->head).k;
 }
@@ -456,14 +464,14 @@ static void run_task(void *context, int64_t task) {
     job *job = context;
     const herald_select_args *args = job->args;
     unit *unit = unit_of(job, task);
-    size_t own = job->split ? 0 : herald_round_up(unit->bytes, 64);
+    size_t own = unit->memory ? 0 : herald_round_up(unit->bytes, 64);
     char *scratch = herald_thread_scratch(own + task_bytes(job, unit->length));
     if (!scratch) {
         job->failed = 1;
         return;
     }
     unit_memory memory;
-    lay_out(job, unit, job->split ? unit->memory : carve(&scratch, own), &memory);
+    lay_out(job, unit, unit->memory ? unit->memory : carve(&scratch, own), &memory);
     float *q = (float *)carve(&scratch, sizeof(float) * (size_t)job->rows * (size_t)args->kv->head_dim);
     float *scan_q = args->keys8 ? (float *)carve(&scratch, sizeof(float) * (size_t)job->rows * (size_t)args->kv->head_dim) : q;
     char *tier_scratch = scratch;
@@ -509,6 +517,24 @@ static void describe_units(job *job) {
     qsort(job->units, (size_t)job->num_units, sizeof *job->units, longest_first);
 }
 
+/* How many units, from the first, stay whole; the others are cut into at most `pieces`. */
+static int64_t whole_units(const job *job, int threads, int64_t *pieces) {
+    int64_t first = job->num_units, most = (int64_t)TAIL_UNITS * threads;
+    size_t total = 0;
+    if (threads == 1) return first;
+    for (int64_t i = 0; i < job->num_units; i++) total += herald_round_up(job->units[i].bytes, 64);
+    if (job->num_units < (int64_t)SPLIT_BELOW * threads && total <= SPLIT_BYTES) {
+        *pieces = ((int64_t)SPLIT_TASKS * threads + job->num_units - 1) / job->num_units;
+        return 0;
+    }
+    *pieces = TAIL_PIECES;
+    for (total = 0; first > 0 && job->num_units - first < most; first--) {
+        total += herald_round_up(job->units[first - 1].bytes, 64);
+        if (total > TAIL_BYTES) break;
+    }
+    return first;
+}
+
 int herald_select(const herald_select_args *given) {
     herald_select_args args = *given;
     job job = {.args = &args, .rows = args.x * (args.num_heads / args.kv->num_heads)};
@@ -525,23 +551,20 @@ int herald_select(const herald_select_args *given) {
     job.units = calloc((size_t)job.num_units, sizeof *job.units);
     if (!job.units) return -1;
     describe_units(&job);
+    int64_t pieces = 1, whole = whole_units(&job, args.threads, &pieces);
     size_t total = 0, got = 0;
-    for (int64_t i = 0; i < job.num_units; i++) total += herald_round_up(job.units[i].bytes, 64);
-    int64_t wanted = (int64_t)SPLIT_TASKS * args.threads;
-    job.split = args.threads > 1 && job.num_units < (int64_t)SPLIT_BELOW * args.threads && total <= SPLIT_BYTES;
-    char *workspace = job.split ? herald_workspace_take(total, &got) : NULL;
-    if (job.split && !workspace) job.split = 0;
-    char *at = workspace;
-    int64_t tasks = 0, spread = job.split ? (wanted + job.num_units - 1) / job.num_units : 1;
+    for (int64_t i = whole; i < job.num_units; i++) total += herald_round_up(job.units[i].bytes, 64);
+    char *workspace = total ? herald_workspace_take(total, &got) : NULL, *at = workspace;
     for (int64_t i = 0; i < job.num_units; i++) {
         unit *unit = &job.units[i];
-        unit->groups = spread < unit->chunks ? spread : unit->chunks ? unit->chunks : 1;
-        unit->first_task = tasks;
-        tasks += unit->groups;
+        int shared = workspace && i >= whole;
+        unit->groups = !shared || !unit->chunks ? 1 : pieces < unit->chunks ? pieces : unit->chunks;
+        unit->first_task = job.num_tasks;
+        job.num_tasks += unit->groups;
         atomic_init(&unit->left, unit->groups);
-        if (job.split) unit->memory = carve(&at, unit->bytes);
+        if (shared) unit->memory = carve(&at, unit->bytes);
     }
-    herald_parallel(run_task, &job, tasks, args.threads);
+    herald_parallel(run_task, &job, job.num_tasks, args.threads);
     if (workspace) herald_workspace_give(workspace, got);
     free(job.units);
     for (int phase = 0; args.phase_seconds && phase < HERALD_PHASES; phase++)

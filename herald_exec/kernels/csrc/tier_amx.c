@@ -28,6 +28,7 @@ static char *herald_amx_start_int8(const herald_attend *args, const int16_t *q, 
 
 #define BLOCK 256 /* keys between two passes over the output tiles */
 #define STEP 32   /* keys of one set of score tiles */
+#define SPAN 64   /* keys that meet all queries in turn: K of a span stays in the first cache while Q, which does not, goes by */
 #define TILE_BYTES 1024
 #define UNBIASED 1.002818f
 #define TOO_LARGE 60.0f
@@ -273,6 +274,65 @@ INLINE void transpose(const __m512i *from, char *to) {
     }
 }
 
+/* ---- what is asked for ahead ----
+ *
+ * K and V a block ahead, in the order in which a page holds them, a few lines after each piece of work. Sixteen miss buffers
+ * a core serve both the lines from DRAM and those that tile loads fetch from the second cache: a burst fills them, and all
+ * work behind it waits. So each kind of work asks in proportion to the cycles that it takes, by a count of its instructions.
+ */
+typedef struct {
+    const char *at, *end, *now, *other; /* within a half page (K tile or V tile); where it and the next half page begin */
+    int64_t half_bytes, hop;            /* of a half page; from one to the next but one */
+    int64_t left, block;                /* lines that may still be asked for in this block; of a whole block */
+    int product, pair, interleave, output; /* lines after: a K tile's products, a pair of keys' exponentials, .. */
+} asking;
+
+INLINE void ask(asking *ahead, int64_t lines) {
+    if (!ahead->left) return;
+    int64_t some = (ahead->end - ahead->at) / 64;
+    if (some > ahead->left) some = ahead->left;
+    if (some > lines) some = lines;
+    for (int64_t i = 0; i < some; i++) __builtin_prefetch(ahead->at + i * 64, 0, 2);
+    ahead->at += some * 64;
+    ahead->left -= some;
+    if (ahead->at < ahead->end) return;
+    const char *next = ahead->other;
+    ahead->other = ahead->now + ahead->hop;
+    ahead->now = ahead->at = next;
+    ahead->end = next + ahead->half_bytes;
+}
+
+/* Cycles of the pieces of work, from their instructions: a tile product 16, of 16 x 16 exponentials with packing and
+ * transposing 105, of eight vectors of V interleaved 4. With `even` lines follow them; else K's share goes between the
+ * products of scores and V's between interleaving and the products of outputs, and exponentials ask for nothing. */
+static void FN(plan_asking)(const herald_attend *args, int groups, int blocks, asking *to) {
+    int64_t row_bytes = 64 * (int64_t)blocks, pages = args->tuning.even ? (args->tuning.distance + 1) / 2 : BLOCK / HERALD_TILE;
+    int64_t hop = args->stream.tile_bytes, step_lines = STEP * row_bytes / 64;
+    int wanted = args->tuning.distance && !args->tuning.bulk, pairs = (groups + 1) / 2, columns = args->output ? blocks : 0;
+    const char *k = args->stream.k + pages * hop, *v = args->stream.v + pages * hop;
+    *to = (asking){.at = k, .end = k + HERALD_TILE * row_bytes, .now = k, .other = args->output ? v : k + hop,
+                   .half_bytes = HERALD_TILE * row_bytes, .hop = args->output ? hop : 2 * hop};
+    if (!wanted) return;
+    to->block = BLOCK / STEP * step_lines * (args->output ? 2 : 1);
+    if (!args->tuning.even) {
+        to->product = (int)((step_lines + pairs * blocks * 2 - 1) / (pairs * blocks * 2));
+        to->interleave = 4;
+        to->output = columns ? (int)((step_lines + 2 * pairs * columns - 1) / (2 * pairs * columns)) : 0;
+        return;
+    }
+    int product = groups > 1 ? 32 : 16, pair = 13, interleave = 8, output = groups > 1 ? 64 : 32;
+    int64_t cycles = 2 * product * pairs * blocks + 16 * pair * groups + columns * (4 * interleave + output * pairs);
+    int64_t lines = step_lines * (args->output ? 2 : 1);
+#define SHARE(work) ((int)((lines * (work) + cycles / 2) / cycles))
+    to->product = SHARE(product);
+    to->pair = SHARE(pair);
+    to->interleave = SHARE(interleave);
+    to->output = SHARE(output);
+#undef SHARE
+}
+
+/* ---- scores ---- */
+
 /* Scores of one step that still wait for their exponentials: `groups` x [32 keys][16 rows], done in halves of 16 keys. */
 typedef struct {
     const float *scores;
@@ -284,7 +344,7 @@ typedef struct {
 } pending;
 
 /* Eight pairs of keys x 16 rows, all in registers: p of two keys side by side, sums and maxima down the keys. */
-INLINE void half_group(const float *s, int keys, int masked, float *l, float *top, __m512i *pairs) {
+INLINE void half_group(const float *s, int keys, int masked, float *l, float *top, __m512i *pairs, asking *ahead) {
     vf sum = vf_load(l), highest = vf_load(top), highest_odd = highest;
 #pragma GCC unroll 8
     for (int pair = 0; pair < 8; pair++) {
@@ -299,26 +359,27 @@ INLINE void half_group(const float *s, int keys, int masked, float *l, float *to
         sum = vf_add(sum, vf_add(p, q));
         pairs[pair] = _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(_mm512_castps_si512(p), 16),
                                               _mm512_castps_si512(q));
+        if (ahead->pair) ask(ahead, ahead->pair);
     }
     vf_store(l, sum);
     vf_store(top, vf_max(highest, highest_odd));
 }
 
-static __attribute__((noinline)) void FN(exponentials)(pending *step, int halves) {
+static __attribute__((noinline)) void FN(exponentials)(pending *step, int halves, asking *ahead) {
     for (; halves > 0 && step->next < 2 * step->groups; halves--, step->next++) {
         int group = step->next / 2, half = step->next % 2, keys = step->keys - 16 * half;
         const float *s = step->scores + group * 512 + half * 256;
         float *l = step->l + group * 16, *top = step->top + group * 16;
-        if (keys >= 16) half_group(s, 16, 0, l, top, step->pairs + 8 * half);
-        else half_group(s, keys, 1, l, top, step->pairs + 8 * half);
+        if (keys >= 16) half_group(s, 16, 0, l, top, step->pairs + 8 * half, ahead);
+        else half_group(s, keys, 1, l, top, step->pairs + 8 * half, ahead);
         if (half) transpose(step->pairs, step->p + group * TILE_BYTES);
     }
 }
 
 /* Score tiles of 32 keys x 16 or 32 rows. After the products of each 32 elements of head_dim come some of the waiting
- * step's exponentials, which run while the matrix unit is busy; `lines` cache lines are prefetched between the products. */
+ * step's exponentials, which run while the matrix unit is busy. */
 INLINE void score_tiles(const char *k, int64_t stride, const char *q, int blocks, const float *start, int two,
-                        float *scores, pending *waiting, const char *ahead, int64_t bytes) {
+                        float *scores, pending *waiting, asking *ahead) {
     int halves = 2 * waiting->groups;
     MEMORY_BARRIER();
     _tile_loadd(0, start, 0);
@@ -327,11 +388,11 @@ INLINE void score_tiles(const char *k, int64_t stride, const char *q, int blocks
         _tile_loadd(2, start + 16, 0);
         _tile_loadd(3, start + 16, 0);
     }
-    for (int block = 0; block < blocks; block++, ahead += 2 * bytes) {
+    for (int block = 0; block < blocks; block++) {
         _tile_loadd(4, k + block * 64, (size_t)stride);
         _tile_loadd(6, q + block * TILE_BYTES, 64);
         _tile_dpbf16ps(0, 4, 6);
-        prefetch_bytes(ahead, bytes);
+        ask(ahead, ahead->product);
         _tile_loadd(5, k + 16 * stride + block * 64, (size_t)stride);
         _tile_dpbf16ps(1, 5, 6);
         if (two) {
@@ -339,8 +400,8 @@ INLINE void score_tiles(const char *k, int64_t stride, const char *q, int blocks
             _tile_dpbf16ps(2, 4, 7);
             _tile_dpbf16ps(3, 5, 7);
         }
-        FN(exponentials)(waiting, halves * (block + 1) / blocks - halves * block / blocks);
-        prefetch_bytes(ahead + bytes, bytes);
+        FN(exponentials)(waiting, halves * (block + 1) / blocks - halves * block / blocks, ahead);
+        ask(ahead, ahead->product);
     }
     _tile_stored(0, scores, 64);
     _tile_stored(1, scores + 256, 64);
@@ -355,9 +416,10 @@ INLINE void score_tiles(const char *k, int64_t stride, const char *q, int blocks
 typedef struct {
     const herald_attend *args;
     int groups, blocks; /* of 16 query rows; of 32 elements of head_dim */
-    int64_t row_bytes, ahead;
+    int64_t row_bytes;
     char *q, *k_tail, *v_pairs, *p_block;
     float *o, *scores, *reference, *start, *l, *before, *top;
+    asking *ahead;
 } state;
 
 static const char *FN(rows_at)(const state *s, const char *first, int64_t key) {
@@ -378,8 +440,9 @@ static void FN(first_reference)(const state *s, int keys) {
     memset(s->start, 0, sizeof(float) * 16 * (size_t)s->groups);
     for (int group = 0; group < s->groups; group++) {
         pending none = {.groups = 0};
+        asking nothing = {0};
         score_tiles(k, s->row_bytes, s->q + group * s->blocks * TILE_BYTES, s->blocks, s->start + group * 16, 0,
-                    s->scores, &none, k, 0);
+                    s->scores, &none, &nothing);
         vf top = vf_set1(HERALD_SCORE_MIN);
         for (int key = 0; key < keys; key++) top = vf_max(vf_load(s->scores + key * 16), top);
         vf_store(s->reference + group * 16, top);
@@ -387,31 +450,26 @@ static void FN(first_reference)(const state *s, int keys) {
 }
 
 static void FN(scores_of_block)(const state *s, int64_t first, int keys, char *p) {
-    int pairs = (s->groups + 1) / 2, buffer = 0;
+    int buffer = 0;
     pending waiting = {.groups = 0};
-    /* the next block's K is asked for evenly over all products of this one */
-    int64_t bytes = s->ahead ? (STEP * s->row_bytes / (pairs * s->blocks * 2) + 63) / 64 * 64 : 0;
-    for (int key = 0; key < keys; key += STEP) {
-        int some = keys - key < STEP ? keys - key : STEP;
-        const char *k = FN(k_step)(s, first + key, some);
-        const char *ahead = FN(rows_at)(s, s->args->stream.k, first + key) + s->ahead;
-        for (int group = 0; group < s->groups; group += 2, buffer ^= 1, ahead += 2 * bytes * s->blocks) {
-            int two = group + 1 < s->groups;
-            float *scores = s->scores + buffer * 1024, *start = s->start + group * 16;
-            const char *q = s->q + group * s->blocks * TILE_BYTES;
-            if (two) score_tiles(k, s->row_bytes, q, s->blocks, start, 1, scores, &waiting, ahead, bytes);
-            else score_tiles(k, s->row_bytes, q, s->blocks, start, 0, scores, &waiting, ahead, bytes);
-            FN(exponentials)(&waiting, 4);
-            waiting.scores = scores;
-            waiting.groups = 1 + two;
-            waiting.keys = some;
-            waiting.next = 0;
-            waiting.l = s->l + group * 16;
-            waiting.top = s->top + group * 16;
-            waiting.p = p + ((size_t)key / STEP * (size_t)s->groups + (size_t)group) * TILE_BYTES;
-        }
-    }
-    FN(exponentials)(&waiting, 4);
+    for (int span = 0; span < keys; span += SPAN)
+        for (int group = 0; group < s->groups; group += 2)
+            for (int key = span; key < keys && key < span + SPAN; key += STEP, buffer ^= 1) {
+                int some = keys - key < STEP ? keys - key : STEP, two = group + 1 < s->groups;
+                const char *k = FN(k_step)(s, first + key, some), *q = s->q + group * s->blocks * TILE_BYTES;
+                float *scores = s->scores + buffer * 1024, *start = s->start + group * 16;
+                if (two) score_tiles(k, s->row_bytes, q, s->blocks, start, 1, scores, &waiting, s->ahead);
+                else score_tiles(k, s->row_bytes, q, s->blocks, start, 0, scores, &waiting, s->ahead);
+                FN(exponentials)(&waiting, 4, s->ahead);
+                waiting.scores = scores;
+                waiting.groups = 1 + two;
+                waiting.keys = some;
+                waiting.next = 0;
+                waiting.l = s->l + group * 16;
+                waiting.top = s->top + group * 16;
+                waiting.p = p + ((size_t)key / STEP * (size_t)s->groups + (size_t)group) * TILE_BYTES;
+            }
+    FN(exponentials)(&waiting, 4, s->ahead);
 }
 
 /* Raise references that a score left behind; returns whether the block must be done again. */
@@ -437,29 +495,27 @@ static int FN(raise)(const state *s) {
     return again;
 }
 
-/* V rows 2 i and 2 i + 1 interleaved. Unpacking works in 128-bit parts, so columns come in the order of column_of(). */
-static void FN(interleave)(const state *s, int64_t first, int keys) {
-    for (int key = 0; key < (keys + STEP - 1) / STEP * STEP; key += 2) {
-        const char *v = FN(rows_at)(s, s->args->stream.v, first + key);
-        char *to = s->v_pairs + key / 2 * 2 * s->row_bytes;
-        if (s->ahead && key < keys) prefetch_bytes(v + s->ahead, s->row_bytes); /* of two rows the first */
-        for (int block = 0; block < s->blocks; block++) {
-            __m512i even = key < keys ? _mm512_loadu_si512(v + block * 64) : _mm512_setzero_si512();
-            __m512i odd = key + 1 < keys ? _mm512_loadu_si512(v + s->row_bytes + block * 64) : _mm512_setzero_si512();
-            _mm512_storeu_si512(to + block * 128, _mm512_unpacklo_epi16(even, odd));
-            _mm512_storeu_si512(to + block * 128 + 64, _mm512_unpackhi_epi16(even, odd));
+/* 32 columns of a block's V, rows 2 i and 2 i + 1 interleaved: 16 KiB, which stay in the first cache while all queries meet
+ * them. Unpacking works in 128-bit parts, so columns come in the order of column_of(). */
+static void FN(interleave)(const state *s, int64_t first, int keys, int column) {
+    for (int key = 0; key < (keys + STEP - 1) / STEP * STEP; key += 8) {
+        const char *v = FN(rows_at)(s, s->args->stream.v, first + key) + column * 64;
+        char *to = s->v_pairs + key / 2 * 128;
+#pragma GCC unroll 4
+        for (int i = 0; i < 8; i += 2, v += 2 * s->row_bytes, to += 128) {
+            __m512i even = key + i < keys ? _mm512_loadu_si512(v) : _mm512_setzero_si512();
+            __m512i odd = key + i + 1 < keys ? _mm512_loadu_si512(v + s->row_bytes) : _mm512_setzero_si512();
+            _mm512_storeu_si512(to, _mm512_unpacklo_epi16(even, odd));
+            _mm512_storeu_si512(to + 64, _mm512_unpackhi_epi16(even, odd));
         }
+        ask(s->ahead, s->ahead->interleave);
     }
 }
 static int FN(column_of)(int tile, int i) { return tile / 2 * 32 + i / 4 * 8 + tile % 2 * 4 + i % 4; }
 
-/* Output tiles of 16 or 32 query rows x 32 d over a block; in passing, odd rows [row, row + rows) of each 16 pairs of the
- * next block's V are asked for (interleave() asked for the even ones). Asking one row at a time
- * between the products was tried and taken back: a run with it, not alone on its machine, was slower (docs/kernels.md). */
-INLINE void output_tiles(const state *s, const char *p, int64_t first, int steps, int group, int tile, int two, int row,
-                         int rows) {
-    float *o = s->o + (group * 2 * s->blocks + tile) * 256, *next = o + 2 * s->blocks * 256;
-    size_t stride = (size_t)(2 * s->row_bytes);
+/* Output tiles of 16 or 32 query rows x 32 d over a block. */
+INLINE void output_tiles(const state *s, const char *p, int steps, int group, int column, int two) {
+    float *o = s->o + (group * 2 * s->blocks + 2 * column) * 256, *next = o + 2 * s->blocks * 256;
     _tile_loadd(0, o, 64);
     _tile_loadd(1, o + 256, 64);
     if (two) {
@@ -467,21 +523,18 @@ INLINE void output_tiles(const state *s, const char *p, int64_t first, int steps
         _tile_loadd(3, next + 256, 64);
     }
     for (int step = 0; step < steps; step++) {
-        const char *left = p + (step * s->groups + group) * TILE_BYTES;
-        const char *right = s->v_pairs + (int64_t)step * 16 * (int64_t)stride + tile * 64;
+        const char *left = p + (step * s->groups + group) * TILE_BYTES, *right = s->v_pairs + step * 16 * 128;
         _tile_loadd(4, left, 64);
-        _tile_loadd(6, right, stride);
+        _tile_loadd(6, right, 128);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, right + 64, stride);
+        _tile_loadd(7, right + 64, 128);
         _tile_dpbf16ps(1, 4, 7);
         if (two) {
             _tile_loadd(5, left + TILE_BYTES, 64);
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
-        for (int each = row; s->ahead && each < row + rows && each < 16; each++)
-            prefetch_bytes(FN(rows_at)(s, s->args->stream.v, first + step * STEP + 2 * each + 1) + s->ahead,
-                           s->row_bytes);
+        ask(s->ahead, s->ahead->output);
     }
     _tile_stored(0, o, 64);
     _tile_stored(1, o + 256, 64);
@@ -492,23 +545,23 @@ INLINE void output_tiles(const state *s, const char *p, int64_t first, int steps
 }
 
 static void FN(output_of_block)(const state *s, int64_t first, int keys, const char *p) {
-    FN(interleave)(s, first, keys);
-    MEMORY_BARRIER();
-    int steps = (keys + STEP - 1) / STEP, row = 0;
-    int passes = (s->groups + 1) / 2 * s->blocks, rows = (16 + passes - 1) / passes;
-    for (int group = 0; group < s->groups; group += 2)
-        for (int tile = 0; tile < 2 * s->blocks; tile += 2, row += rows) {
-            if (group + 1 < s->groups) output_tiles(s, p, first, steps, group, tile, 1, row, rows);
-            else output_tiles(s, p, first, steps, group, tile, 0, row, rows);
+    int steps = (keys + STEP - 1) / STEP;
+    for (int column = 0; column < s->blocks; column++) {
+        FN(interleave)(s, first, keys, column);
+        MEMORY_BARRIER();
+        for (int group = 0; group < s->groups; group += 2) {
+            if (group + 1 < s->groups) output_tiles(s, p, steps, group, column, 1);
+            else output_tiles(s, p, steps, group, column, 0);
         }
-    MEMORY_BARRIER();
+        MEMORY_BARRIER();
+    }
 }
 
 static size_t FN(p_tile_amx)(int rows) { return herald_round_up((size_t)rows, 16) * HERALD_TILE * 2; }
 static size_t FN(p_max_amx)(int rows) { return herald_round_up((size_t)rows, 16); }
 static size_t FN(scratch_bytes_amx)(int rows, int head_dim) {
     size_t lanes = herald_round_up((size_t)rows, 16), dim = (size_t)head_dim, few = FN(scratch_bytes)(rows, head_dim);
-    size_t own = lanes * dim * 2 + lanes * dim * 4 + 8192 + (STEP + BLOCK) * dim * 2 + lanes * BLOCK * 2 +
+    size_t own = lanes * dim * 2 + lanes * dim * 4 + 8192 + STEP * dim * 2 + BLOCK * 64 + lanes * BLOCK * 2 +
                  5 * lanes * 4 + 16 * 64;
     size_t scores = lanes / 4 * (dim / 32) * TILE_BYTES + KEYS * 64 + KEYS * 2 * dim + 64; /* few rows on tiles */
     return own > few + scores ? own : few + scores;
@@ -517,14 +570,15 @@ static size_t FN(scratch_bytes_amx)(int rows, int head_dim) {
 static void FN(attend_amx)(const herald_attend *args) {
     int groups = (args->rows + 15) / 16, blocks = args->head_dim / 32, dim = args->head_dim;
     size_t lanes = 16 * (size_t)groups;
-    state s = {.args = args, .groups = groups, .blocks = blocks, .row_bytes = 2 * (int64_t)dim};
-    s.ahead = args->tuning.distance && !args->tuning.bulk ? BLOCK / HERALD_TILE * args->stream.tile_bytes : 0;
+    asking ahead;
+    state s = {.args = args, .groups = groups, .blocks = blocks, .row_bytes = 2 * (int64_t)dim, .ahead = &ahead};
+    FN(plan_asking)(args, groups, blocks, &ahead);
     char *scratch = args->scratch;
     s.q = FN(take)(&scratch, lanes * (size_t)dim * 2);
     s.o = (float *)FN(take)(&scratch, lanes * (size_t)dim * 4);
     s.scores = (float *)FN(take)(&scratch, 8192);
     s.k_tail = FN(take)(&scratch, (size_t)(STEP * s.row_bytes));
-    s.v_pairs = FN(take)(&scratch, (size_t)(BLOCK * s.row_bytes));
+    s.v_pairs = FN(take)(&scratch, BLOCK / 2 * 128);
     s.p_block = FN(take)(&scratch, lanes * BLOCK * 2);
     s.reference = (float *)FN(take)(&scratch, lanes * 4);
     s.start = (float *)FN(take)(&scratch, lanes * 4);
@@ -537,10 +591,13 @@ static void FN(attend_amx)(const herald_attend *args) {
     FN(configure)();
     if (args->num_keys > 0) FN(first_reference)(&s, args->num_keys < STEP ? (int)args->num_keys : STEP);
     else for (size_t lane = 0; lane < lanes; lane++) s.reference[lane] = HERALD_SCORE_MIN;
+    int64_t p_bytes = (int64_t)FN(p_tile_amx)(args->rows);
+    int past = args->tuning.past && args->keep_p && p_bytes >= HERALD_PAST_BYTES && (uintptr_t)args->p % 64 == 0;
     for (int64_t first = 0; first < args->num_keys; first += BLOCK) {
         int keys = (int)(args->num_keys - first < BLOCK ? args->num_keys - first : BLOCK);
         int64_t tile = first / HERALD_TILE;
-        char *p = args->keep_p ? args->p + (size_t)tile * FN(p_tile_amx)(args->rows) : s.p_block;
+        char *kept = args->keep_p ? args->p + tile * p_bytes : NULL, *p = kept && !past ? kept : s.p_block;
+        ahead.left = ahead.block;
         for (int key = 0; args->tuning.bulk && key < keys; key += HERALD_TILE)
             read_in_bulk(FN(rows_at)(&s, args->stream.k, first + key),
                          (keys - key < HERALD_TILE ? keys - key : HERALD_TILE) * s.row_bytes);
@@ -553,7 +610,10 @@ static void FN(attend_amx)(const herald_attend *args) {
         for (int64_t each = tile; args->keep_p && each * HERALD_TILE < first + keys; each++)
             memcpy(args->p_max + (size_t)each * lanes, s.reference, lanes * 4);
         if (args->output) FN(output_of_block)(&s, first, keys, p);
+        while (ahead.left) ask(&ahead, ahead.left); /* what rounding left out */
+        if (past) copy_block(kept, p, (keys + HERALD_TILE - 1) / HERALD_TILE * p_bytes, 1);
     }
+    if (past) store_fence();
     _tile_release();
     for (int row = 0; row < args->rows; row++) {
         args->m[row] = s.reference[row];
