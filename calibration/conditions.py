@@ -66,11 +66,18 @@ def under(profile: Profile, conditions: Conditions, raw: Path | None) -> Profile
         elif name == "threads":
             slower = slow_down(raw, int(value))
             profile = _engine(profile, dict.fromkeys(_SELECTION, 1 / slower["selection"]))
-            profile = _engine(profile, {"gather_dram_efficiency": 1 / slower["dram"]})
+            gathers = ("gather_dram_efficiency", "fused_gather_dram_efficiency")
+            profile = _engine(profile, dict.fromkeys(gathers, 1 / slower["dram"]))
     return profile
 
 
-_SELECTION = ("select_dram_efficiency", "select_flops_efficiency")
+_SELECTION = (
+    "select_dram_efficiency",
+    "select_keys_dram_efficiency",
+    "select_int8_dram_efficiency",
+    "select_flops_efficiency",
+)
+_OF_THE_LINK = ("streamed_copy_efficiency", "scattered_copy_efficiency", "row_fetch_efficiency")
 
 
 def slow_down(raw: Path | None, threads: int) -> dict[str, float]:
@@ -123,7 +130,7 @@ def _paced(profile: Profile, gb_s: float) -> Profile:
     free = 1.0 if link.h2d_gb_s is None else link.h2d_gb_s.peak
     lifted = {
         name: min(1.0, quantity.peak * free / min(free, gb_s))
-        for name in ("streamed_copy_efficiency", "scattered_copy_efficiency")
+        for name in _OF_THE_LINK
         if (quantity := getattr(profile.engine, name)) is not None
     }
     shares: dict[str, Any] = {

@@ -92,7 +92,9 @@ class Dram:
     """Host memory. ``read_gb_s`` is the raw streaming rate of all threads together."""
 
     capacity_gb: Quantity | None = _quantity("GB", "memory")
-    read_gb_s: Quantity | None = _quantity("GB/s", "dram", "select", "gather", "proxy")
+    read_gb_s: Quantity | None = _quantity(
+        "GB/s", "dram", "select", "select_keys", "select_int8", "gather", "gather_fused", "proxy"
+    )
 
 
 class LinkKind(StrEnum):
@@ -184,11 +186,20 @@ class Engine:
         Absent: contained in the overheads above.
     streamed_copy_efficiency, scattered_copy_efficiency
         Share of the link's rate of layer-wise copies beside selection, and of copies picked row by row.
+    row_fetch_efficiency
+        Share of the link's rate at which the device reads selected rows of host memory itself (``gather=gpu``).
+    constant_load_efficiency
+        Time of work on the device with rests over its time where it never rests: a card at its power limit lowers its
+        clock (curve over token rows). It holds for methods that leave the device no rest. Absent: 1.
     select_dram_efficiency, select_flops_efficiency
         Share of ``dram.read_gb_s`` of the selection kernel's pass over the KV, and share of
         ``cpu.attention_tflop_s`` of its work per query (score store and top-k included). The two times add up.
+    select_keys_dram_efficiency, select_int8_dram_efficiency
+        The first of these for selection by keys alone and over 8-bit keys. Absent: ``select_dram_efficiency``.
     gather_dram_efficiency
         Share of ``dram.read_gb_s`` of collecting the selected rows.
+    fused_gather_dram_efficiency
+        The same of a selection's own workers (``gather=fused``): over the time that it adds to the selection.
     kernels_per_layer, retrieval_kernels_per_layer
         Kernel launches per layer of a denoise forward, and of the retrieval's GPU part: the boundaries at which the
         other stream's kernels can begin. Contention follows from these counts.
@@ -223,9 +234,14 @@ class Engine:
     decide_overhead_us: Quantity | None = _quantity("us", "launch", optional=True)
     streamed_copy_efficiency: Quantity | None = _quantity("share", "copies", "streamed")
     scattered_copy_efficiency: Quantity | None = _quantity("share", "copies", "scattered")
-    select_dram_efficiency: Quantity | None = _quantity("share", "selection", "select")
-    select_flops_efficiency: Quantity | None = _quantity("share", "selection", "select")
+    row_fetch_efficiency: Quantity | None = _quantity("share", "gather", "rows")
+    constant_load_efficiency: Quantity | None = _quantity("share", "load", optional=True)
+    select_dram_efficiency: Quantity | None = _quantity("share", "selection", "select", "select_keys", "select_int8")
+    select_flops_efficiency: Quantity | None = _quantity("share", "selection", "select", "select_keys", "select_int8")
+    select_keys_dram_efficiency: Quantity | None = _quantity("share", "selection", optional=True)
+    select_int8_dram_efficiency: Quantity | None = _quantity("share", "selection", optional=True)
     gather_dram_efficiency: Quantity | None = _quantity("share", "gather", "gather")
+    fused_gather_dram_efficiency: Quantity | None = _quantity("share", "gather", "gather_fused")
     kernels_per_layer: Quantity | None = _quantity("kernels", "launch")
     retrieval_kernels_per_layer: Quantity | None = _quantity("kernels", "launch", "select")
     usable_memory_share: Quantity | None = _quantity("share", "memory")

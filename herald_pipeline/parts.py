@@ -7,6 +7,7 @@ from herald_pipeline.pools import Access, Buffer, Region
 from herald_pipeline.stages import (
     LaunchShape,
     Layout,
+    OpKind,
     Rows,
     Section,
     Stage,
@@ -145,7 +146,9 @@ class Parts(PoolParts):
 
         def select(shape: LaunchShape, layer: int | None) -> Work:
             found = forward.select(shape, queries, draft, keeps=layer in keeping)
-            return once(found, forward.gather(shape)) if fused and layer in keeping else once(found)
+            return (
+                once(found, forward.gather(shape, OpKind.GATHER_FUSED)) if fused and layer in keeping else once(found)
+            )
 
         def finish(shape: LaunchShape, layer: int | None) -> Work:
             n = tokens(shape)
@@ -200,7 +203,7 @@ class Parts(PoolParts):
             return once(forward.gather(shape))
 
         def upload(shape: LaunchShape, _: int | None) -> Work:
-            return once(forward.up(shape.selected_tokens, Layout.SCATTERED if how == "gpu" else Layout.CONTIGUOUS))
+            return once(forward.up(shape.selected_tokens, Layout.ROWS if how == "gpu" else Layout.CONTIGUOUS))
 
         ring = Access("gathered", buffer=Buffer.RING)
         found = Stage(

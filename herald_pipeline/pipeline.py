@@ -10,7 +10,7 @@ from herald_pipeline.model import ModelShape
 from herald_pipeline.parts import Parts
 from herald_pipeline.pools import Pool
 from herald_pipeline.settings import Settings
-from herald_pipeline.stages import LaunchShape, OpKind, Stage, Template
+from herald_pipeline.stages import SELECTIONS, LaunchShape, Stage, Template
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def scanned_bytes(pipeline: Pipeline, rows: int, context: int) -> float:
         for layer in stage.layers
         for repeat in stage.work(shape, layer)
     ]
-    return sum(repeat.count * op.dram_bytes for repeat in work for op in repeat.ops if op.kind is OpKind.SELECT)
+    return sum(repeat.count * op.dram_bytes for repeat in work for op in repeat.ops if op.kind in SELECTIONS)
 
 
 _OF_ONE_METHOD = {

@@ -25,6 +25,10 @@ class OpKind(StrEnum):
     HEAD = "head"
     SAMPLE = "sample"
     SELECT = "select"
+    SELECT_KEYS = "select_keys"
+    """Selection that reads keys, and values of what it selects alone."""
+    SELECT_INT8 = "select_int8"
+    """Selection over a copy of the keys in 8 bits."""
     TOP_K = "top_k"
     PROXY = "proxy"
     FACTOR = "factor"
@@ -32,6 +36,8 @@ class OpKind(StrEnum):
     REBUILD = "rebuild"
     """Keys out of their coefficients."""
     GATHER = "gather"
+    GATHER_FUSED = "gather_fused"
+    """Gather by a selection's own workers, each right behind its top-k."""
     COPY = "copy"
     REFRESH = "refresh"
 
@@ -44,6 +50,12 @@ class Layout(StrEnum):
     """A layer at a time, beside selection on the device."""
     SCATTERED = "scattered"
     """Single rows, picked by index."""
+    ROWS = "rows"
+    """The same, read from host memory by the device itself."""
+
+
+SELECTIONS = frozenset({OpKind.SELECT, OpKind.SELECT_KEYS, OpKind.SELECT_INT8})
+"""Kinds of ops that scan a prefix in host memory."""
 
 
 # Ops, groups and shapes are made anew for every block: named tuples, which cost a fraction of a frozen dataclass.

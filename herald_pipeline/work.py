@@ -15,6 +15,8 @@ WEIGHT_BYTES = 2.0
 """bf16 weights."""
 ACTIVATION_BYTES = 2.0
 _MAX_KNOWN = 4096
+_SELECT_OF = {"full": OpKind.SELECT, "key-only": OpKind.SELECT_KEYS, "int8": OpKind.SELECT_INT8}
+"""What selection reads (``settings.keys``) -> its kind."""
 LOGIT_BYTES = 4.0
 """Logits are fp32 in every engine read (research: confidences are too)."""
 
@@ -206,7 +208,7 @@ class Forward:
             again = (self.scored_again(shape.selected_tokens, prefix) + shape.selected_tokens) / 2 + extra
             entries, num_bytes = prefix / 2 + again, prefix * self.key8_bytes + again * row
         return Op(
-            OpKind.SELECT,
+            _SELECT_OF[keys],
             shape.rows * queries,
             cpu_flops=4.0 * queries * entries * model.num_heads * model.head_dim,
             dram_bytes=num_bytes,
@@ -220,10 +222,10 @@ class Forward:
         last = (prefix + last - abs(prefix - last)) / 2  # the smaller one, of arrays as well
         return last - first + INT8_HEAVIEST * first
 
-    def gather(self, shape: LaunchShape) -> Op:
+    def gather(self, shape: LaunchShape, kind: OpKind = OpKind.GATHER) -> Op:
         """Copy of the selected entries into a contiguous buffer: each byte is read and written once."""
         entries = shape.selected_tokens
-        return Op(OpKind.GATHER, dram_bytes=entries * (self.host_kv_bytes + self.device_kv_bytes))
+        return Op(kind, dram_bytes=entries * (self.host_kv_bytes + self.device_kv_bytes))
 
     def up(self, entries: int, layout: Layout, layers: int = 1) -> Op:
         """KV of ``entries`` positions in each of ``layers`` layers to the device."""

@@ -10,7 +10,7 @@ from typing import Literal
 
 from herald_pipeline.hardware import known
 from herald_pipeline.pipeline import Pipeline
-from herald_pipeline.stages import LaunchShape, Op, OpKind, Repeat, Stage, Work
+from herald_pipeline.stages import SELECTIONS, LaunchShape, Op, OpKind, Repeat, Stage, Work
 from herald_sim.op_times import NS_PER_US, OpTimes, optional
 
 DRAM, H2D, D2H, DUPLEX = "dram", "h2d", "d2h", "duplex"
@@ -68,7 +68,7 @@ class Cost:
         return sum(phase.total_ns for phase in self.phases)
 
 
-_MOVES = frozenset({OpKind.SELECT, OpKind.GATHER, OpKind.COPY})
+_MOVES = SELECTIONS | {OpKind.GATHER, OpKind.GATHER_FUSED, OpKind.COPY}
 """Ops that move bytes of host memory or the link; all others are kernels."""
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from herald_pipeline.hardware import Profile, Quantity, known
 from herald_pipeline.pipeline import Pipeline
-from herald_pipeline.stages import Layout, Op, OpKind
+from herald_pipeline.stages import SELECTIONS, Layout, Op, OpKind
 
 # 1 TFLOP/s is 1000 FLOP/ns; 1 GB/s is 1 byte/ns.
 _FLOP_NS_PER_TFLOP_S = 1000.0
@@ -19,6 +19,12 @@ _COPY_LAYOUT_EFFICIENCY = {
     Layout.CONTIGUOUS: None,
     Layout.STREAMED: "streamed_copy_efficiency",
     Layout.SCATTERED: "scattered_copy_efficiency",
+    Layout.ROWS: "row_fetch_efficiency",
+}
+_SELECT_EFFICIENCY = {
+    OpKind.SELECT: "select_dram_efficiency",
+    OpKind.SELECT_KEYS: "select_keys_dram_efficiency",
+    OpKind.SELECT_INT8: "select_int8_dram_efficiency",
 }
 _MAX_OPS = 4096
 _MATRICES = frozenset({OpKind.QKV, OpKind.OUTPUT, OpKind.FFN, OpKind.HEAD})
@@ -44,6 +50,9 @@ class OpTimes:
         self._head_share = 1.0 if engine.head_token_share is None else engine.head_token_share.peak
         moe = self.pipeline.model.moe
         self._experts = moe.num_experts if moe else 1
+        # What waits for nothing but the device leaves it no rest.
+        resources = {stage.resource for stage in self.pipeline.template.stages()}
+        self._never_rests = engine.constant_load_efficiency is not None and resources == {"gpu"}
         self._per_token = moe.experts_per_token if moe else 1
         # By identity: the description hands out the same op for the same tokens.
         self._op_ns: dict[int, tuple[Op, float]] = {}
@@ -52,13 +61,16 @@ class OpTimes:
     # Host memory and the link ----------------------------------------------------------------------------------------
 
     def _flow_ns(self, op: Op) -> float:
-        if op.kind is OpKind.SELECT:
+        if op.kind in SELECTIONS:
             return self._select_ns(op)
         machine, engine = self.profile.machine, self._engine
         if op.kind is OpKind.GATHER:
             share = self._read("gather_dram_efficiency", engine.gather_dram_efficiency, op.dram_bytes)
             overhead = optional(engine.gather_overhead_us) * NS_PER_US
             return overhead + op.dram_bytes / (known(machine.dram.read_gb_s).peak * share)
+        if op.kind is OpKind.GATHER_FUSED:
+            share = self._read("fused_gather_dram_efficiency", engine.fused_gather_dram_efficiency, op.dram_bytes)
+            return op.dram_bytes / (known(machine.dram.read_gb_s).peak * share)
         name = _COPY_LAYOUT_EFFICIENCY[op.layout]
         size = op.h2d_bytes + op.d2h_bytes
         efficiency = 1.0 if name is None else self._read(name, getattr(engine, name), size)
@@ -74,7 +86,10 @@ class OpTimes:
     def _select_ns(self, op: Op) -> float:
         """Sum of the pass over the KV and of the queries' work, and a fixed time where the engine states one."""
         machine, engine = self.profile.machine, self._engine
-        share = self._read("select_dram_efficiency", engine.select_dram_efficiency, op.dram_bytes)
+        name = _SELECT_EFFICIENCY[op.kind]
+        if getattr(engine, name) is None:
+            name = "select_dram_efficiency"
+        share = self._read(name, getattr(engine, name), op.dram_bytes)
         flops = known(machine.cpu.attention_tflop_s).peak * _FLOP_NS_PER_TFLOP_S
         flops *= self._read("select_flops_efficiency", engine.select_flops_efficiency, op.queries)
         time = op.dram_bytes / (known(machine.dram.read_gb_s).peak * share) + op.cpu_flops / flops
@@ -93,6 +108,8 @@ class OpTimes:
         if len(self._op_ns) >= _MAX_OPS:
             self._op_ns.clear()
         time = self._op_time(op)
+        if self._never_rests:
+            time /= self._read("constant_load_efficiency", self._engine.constant_load_efficiency, op.tokens)
         self._op_ns[id(op)] = (op, time)
         return time
 

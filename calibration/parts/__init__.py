@@ -16,6 +16,7 @@ NAMES = (
     "selection",
     "gather",
     "launch",
+    "load",
     "contention",
 )
 """In the order in which they run."""

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import torch
 
+from calibration import other_gathers
 from calibration.bench import TORCH_DTYPES, Bench, Part, Value, row_of, widest
 from calibration.parts.selection import grid
 from calibration.timing import Work
@@ -54,6 +55,7 @@ def measure(bench: Bench) -> Part:
                 # Read once, written once; where the device holds another format, conversion adds its own write.
                 moved[name] = (rows, context, k, 2.0 * rows * k * entry)
         timings = bench.time_host(cases)
+        other_gathers.measure(bench, part, pool, places)
     dram = bench.rate("machine.dram.read_gb_s", "dram") * GB
     curve: dict[float, list[float]] = {}
     for name, (rows, context, k, size) in moved.items():
@@ -64,7 +66,7 @@ def measure(bench: Bench) -> Part:
     x = tuple(sorted(curve))
     y = tuple(sum(curve[size]) / len(curve[size]) for size in x)
     note = f"{threads} thread(s), bytes read and written, KV in {bench.dram_kv_dtype}"
-    part.values = [Value("engine.gather_dram_efficiency", "share", y, x, "B", widest(timings.values()), note)]
+    part.values.append(Value("engine.gather_dram_efficiency", "share", y, x, "B", widest(timings.values()), note))
     return part
 
 

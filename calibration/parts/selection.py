@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import nnls
 
+from calibration import fewer_bytes
 from calibration.bench import Bench, Part, Value, row_of, widest
 from herald_exec import kernels
 from herald_pipeline.model import bytes_per_element
@@ -39,6 +40,8 @@ def measure(bench: Bench) -> Part:
     slots = max(point.rows for point in points)
     entry = 2 * shape.num_kv_heads * shape.head_dim * bytes_per_element(bench.dram_kv_dtype, shape.head_dim)
     generator = np.random.default_rng(0)
+    dram = bench.rate("machine.dram.read_gb_s", "dram") * GB
+    per_flop: dict[int, float] = {}
     with kernels.PagedKV(1, slots, shape.num_kv_heads, most, shape.head_dim, str(bench.dram_kv_dtype)) as pool:
         pool.fill_normal()
 
@@ -57,11 +60,12 @@ def measure(bench: Bench) -> Part:
         if threads > 1:
             counts = [n for n in (1, 2, 4, 8, 16, 32, 64) if n < threads]
             by_threads = bench.time_host({f"{n} threads": case(widest_point, n) for n in counts})
+        add_fewer_bytes = fewer_bytes.measure(bench, part, pool, grid(bench), lambda: per_flop[1], dram)
     bytes_of = {p.name: p.rows * p.context * entry for p in points}
     flops_of = {p.name: 4.0 * p.rows * p.queries * p.context * shape.num_heads * shape.head_dim for p in points}
-    dram = bench.rate("machine.dram.read_gb_s", "dram") * GB
     seconds = {p.name: timings[p.name].seconds for p in points}
-    _, per_byte, per_flop = split(points, seconds, bytes_of, flops_of, 1 / dram)
+    _, per_byte, found = split(points, seconds, bytes_of, flops_of, 1 / dram)
+    per_flop.update(found)
     fastest = 1 / min(per_flop.values())
     for point in points:
         size = bytes_of[point.name]
@@ -92,6 +96,7 @@ def measure(bench: Bench) -> Part:
             note,
         ),
     ]
+    add_fewer_bytes()
     if bench.fused:
         from calibration.gpu import top_k
 

@@ -38,7 +38,8 @@ from herald_pipeline.methods.base import Axes, Method
 from herald_pipeline.parts import Parts
 from herald_pipeline.pools import Pool, RequestSize
 from herald_pipeline.settings import Settings
-from herald_pipeline.stages import LaunchShape, Section, Stage, Template, Work, once
+from herald_pipeline.stages import LaunchShape, OpKind, Section, Stage, Template, Work, once
+from herald_pipeline.work import Forward
 
 
 def widen(shape: LaunchShape, blocks: int, period: int) -> LaunchShape:
@@ -69,6 +70,9 @@ def build(parts: Parts) -> tuple[Template, tuple[Pool, ...]]:
     blocks, period = parts.settings.window_blocks, parts.settings.block_length
     window = Parts(parts.model, parts.settings.replace(block_length=blocks * period, queries=parts.settings.queries))
     forward, first, layers = window.forward, parts.num_exact, len(parts.layers)
+    # A selection reads the draft before its first query; how many queries ask does not change what it reads.
+    read = parts.settings.replace(block_length=parts.settings.drafted_tokens, queries=1)
+    asked = Forward(parts.model, read)
 
     def denoise(shape: LaunchShape, _: int | None) -> Work:
         return forward.step(widen(shape, blocks, period), sparse_from=first)
@@ -77,9 +81,9 @@ def build(parts: Parts) -> tuple[Template, tuple[Pool, ...]]:
         return once(forward.block_down(shape.rows, layers))
 
     def select(shape: LaunchShape, layer: int | None) -> Work:
-        found = forward.select(shape, parts.settings.queries, draft=True, keeps=layer in parts.sparse)
+        found = asked.select(shape, parts.settings.queries, draft=True, keeps=layer in parts.sparse)
         copies = parts.settings.gather == "fused" and layer in parts.sparse
-        return once(found, forward.gather(shape)) if copies else once(found)
+        return once(found, forward.gather(shape, OpKind.GATHER_FUSED)) if copies else once(found)
 
     def prefill(shape: LaunchShape, layer: int | None) -> Work:
         return once(*forward.prefill_layer(layer or 0, shape))
@@ -121,7 +125,7 @@ METHOD = Method(
         "sparse[active|idle], exact, draft, all with the window's positions",
     ),
     build,
-    Settings(budget=0.05, queries=1),
+    Settings(budget=0.05, queries=1, window_blocks=2),
     assumptions=(
         "our own question, in neither paper: block_length is R, the committed tokens between retrievals, and steps are "
         "those of a period of R tokens",
@@ -135,5 +139,4 @@ METHOD = Method(
         "R below the model's trained block length changes its clean KV as well",
         "the representative is index W // 2 of the next window",
     ),
-    simulated_only=True,
 )

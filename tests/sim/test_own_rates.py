@@ -1,0 +1,68 @@
+"""Rates of their own for selections that read less, for other ways to gather, and for a device that never rests."""
+
+from dataclasses import replace
+
+import pytest
+
+from herald_pipeline.errors import ProfileError
+from herald_pipeline.stages import LaunchShape
+from herald_pipeline.workload import Workload
+from herald_sim.cost import CostModel
+from herald_sim.simulate import simulate
+
+SHAPE = LaunchShape(4, 128, 64, 4 * 32768, 4 * 1638, 0, 128 * 32768, 128 * 1638)
+
+
+def costs_of(pipeline, profile):
+    """Nanoseconds of each stage's launch in the last layer."""
+    model = CostModel(pipeline, profile)
+    stages = pipeline.template.stages()
+    return {s.name: model.stage_cost(s, SHAPE, s.layers[-1] if s.layers else None).total_ns for s in stages}
+
+
+@pytest.mark.parametrize(
+    ("keys", "name"), [("key-only", "select_keys_dram_efficiency"), ("int8", "select_int8_dram_efficiency")]
+)
+def test_a_selection_that_reads_less_has_its_own_share_of_the_read_rate(keys, name, changed_profile, pipeline_of):
+    pipeline = pipeline_of("herald", keys=keys)
+    base = changed_profile("engine.select_dram_efficiency=0.8")
+    same, slow = (changed_profile(f"engine.{name}={share}", *base.overrides) for share in (0.8, 0.4))
+    assert costs_of(pipeline, same)["select"] == costs_of(pipeline, base)["select"]
+    assert costs_of(pipeline, slow)["select"] > 1.5 * costs_of(pipeline, base)["select"]
+
+
+def test_what_a_fused_gather_adds_to_its_selection_is_its_own_share(changed_profile, pipeline_of):
+    pipeline = pipeline_of("herald", gather="fused")
+    free, dear = (
+        costs_of(pipeline, changed_profile(f"engine.fused_gather_dram_efficiency={share}"))["select"]
+        for share in (0.5, 0.25)
+    )
+    plain = costs_of(pipeline_of("herald"), changed_profile())["select"]
+    assert dear - plain == pytest.approx(2 * (free - plain), rel=1e-6)
+
+
+def test_rows_that_the_device_reads_itself_have_a_share_of_the_link(changed_profile, pipeline_of):
+    pipeline = pipeline_of("herald", gather="gpu")
+    fast, slow = (
+        costs_of(pipeline, changed_profile(f"engine.row_fetch_efficiency={share}"))["upload"] for share in (0.6, 0.3)
+    )
+    assert slow == pytest.approx(2 * fast, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("gather", "name"), [("fused", "fused_gather_dram_efficiency"), ("gpu", "row_fetch_efficiency")]
+)
+def test_a_profile_without_the_rate_is_refused_with_what_measures_it(gather, name, changed_profile, pipeline_of):
+    profile = changed_profile()
+    lacking = replace(profile, engine=replace(profile.engine, **{name: None}))
+    workload = Workload.uniform(4096, 4, gen_tokens=128, steps=4)
+    with pytest.raises(ProfileError, match=rf"{name}: `python -m calibration measure --only gather`"):
+        simulate(pipeline_of("herald", gather=gather), lacking, workload)
+
+
+def test_only_methods_that_leave_the_device_no_rest_run_at_the_rate_of_constant_load(changed_profile, pipeline_of):
+    base, loaded = changed_profile(), changed_profile("engine.constant_load_efficiency=0.5")
+    dense, herald = pipeline_of("dense"), pipeline_of("herald")
+    # Launch gaps and norms are fixed times: only work on the device takes longer.
+    assert 1.5 < costs_of(dense, loaded)["denoise"] / costs_of(dense, base)["denoise"] < 2.0
+    assert costs_of(herald, loaded)["denoise"] == costs_of(herald, base)["denoise"]
