@@ -22,6 +22,8 @@ class Lanes:
         Absolute positions ``[lanes, n]``.
     hidden
         What enters the next layer, ``[lanes * n, H]``.
+    seen
+        ``[lanes, n, n]`` bool, what a lane's tokens see of one another; ``None``: everything.
     """
 
     def __init__(self, session: Session, rows: Sequence[Row], ids: Tensor, positions: Tensor) -> None:
@@ -30,6 +32,7 @@ class Lanes:
         self.positions = positions
         self.rotary = session.model.rotary(positions.flatten())
         self.hidden = session.model.embed(ids.flatten())
+        self.seen: Tensor | None = None
 
     def project(self, layer: int) -> tuple[Tensor, KV]:
         """Queries ``[lanes, n, heads, d]`` and own KV ``[lanes, kv, n, d]`` of a layer."""
@@ -40,7 +43,7 @@ class Lanes:
 
     def attend(self, layer: int, q: Tensor, own: KV, prefix: Partial) -> None:
         """Join the prefix part with the lane's own tokens and finish the layer."""
-        self.finish(layer, merge(prefix, attend_partial(q, own.keys, own.values)))
+        self.finish(layer, merge(prefix, attend_partial(q, own.keys, own.values, mask=self.seen)))
 
     def finish(self, layer: int, attended: Tensor) -> None:
         """Output projection and feed-forward of ``attended [lanes, n, heads, d]``."""
@@ -64,7 +67,7 @@ class BlockForward(Lanes):
     def __init__(self, session: Session, rows: Sequence[Row]) -> None:
         ordered = sorted(rows, key=lambda row: (row.mode is not Mode.DRAFT, row.slot))
         self.num_drafting = sum(row.mode is Mode.DRAFT for row in rows)
-        state, block = session.state, session.block_length
+        state, block = session.state, session.window
         masked = state.gather(ordered, state.masked)
         tokens = state.gather(ordered, state.tokens)
         # A literal mask id in a prompt is a token: only what is marked as masked gets the mask's embedding.
@@ -74,11 +77,14 @@ class BlockForward(Lanes):
             ids = torch.cat([ids, state.draft[[row.slot for row in drafting]]])
         starts = torch.tensor([row.prefix for row in (*ordered, *drafting)], device=ids.device)
         super().__init__(session, ordered, ids, starts[:, None] + torch.arange(block, device=ids.device))
+        # A draft stands for the completed block: its KV sees what the completing forward's would.
+        completing = [row.mode.completes for row in ordered] + [True] * len(drafting)
+        self.seen = _lanes_sight(session, completing)
 
     @property
     def row_hidden(self) -> Tensor:
         """Hidden states of the rows' own groups, ``[R, B, H]``."""
-        lanes = self.hidden.view(len(self.positions), self.session.block_length, -1)
+        lanes = self.hidden.view(len(self.positions), self.session.window, -1)
         return lanes[: len(self.rows)]
 
     def run(self, task: Task, layer: int) -> None:
@@ -99,11 +105,22 @@ class BlockForward(Lanes):
             parts.append(attend_prefix(self.session, task, layer, self.rows[drafting:], plain))
         if not drafting:
             return parts[0]
-        block = self.session.block_length
+        block = self.session.window
         own = [Partial(part.output[:, :block], part.log_sum_exp[:, :block]) for part in parts]
         draft = Partial(parts[0].output[:, block:], parts[0].log_sum_exp[:, block:])
         joined = [*own, draft]
         return Partial(torch.cat([part.output for part in joined]), torch.cat([part.log_sum_exp for part in joined]))
+
+
+def _lanes_sight(session: Session, completing: Sequence[bool]) -> Tensor | None:
+    """:meth:`Session.sight` of every lane, ``[lanes, W, W]``."""
+    sights = [session.sight(completes) for completes in (False, True)]
+    if sights == [None, None]:
+        return None
+    everything = torch.ones(session.window, session.window, dtype=torch.bool, device=session.device)
+    step, clean = (everything if sight is None else sight for sight in sights)
+    flags = torch.tensor(list(completing), device=session.device)
+    return torch.where(flags[:, None, None], clean, step)
 
 
 def source(session: Session, layer: int) -> KVStore:
@@ -181,7 +198,12 @@ def store_block(session: Session, task: Task, layer: int, rows: Sequence[Row], o
 def store_completed(
     session: Session, task: Task, layer: int, rows: Sequence[Row], clean: KV, positions: Tensor
 ) -> None:
-    """A completed block's clean KV: the idle pool's tail, or the buffer from which it goes to the host."""
+    """A completed block's clean KV: the idle pool's tail, or the buffer from which it goes to the host.
+
+    Of a window only the block itself, its leftmost positions.
+    """
+    block = session.block_length
+    clean, positions = KV(clean.keys[:, :, :block], clean.values[:, :, :block]), positions[:, :block]
     if session.pools.partial is not None:
         task.require(task.writes("partial", Region.BLOCK), "writing partial keys")
         for i, row in enumerate(rows):

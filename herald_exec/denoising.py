@@ -9,6 +9,7 @@ from torch import Tensor
 from herald_exec.blocks import BlockForward, prefix_length, source
 from herald_exec.requests import Row
 from herald_exec.session import Session, Task, action
+from herald_exec.windows import beside_a_sure_one
 from herald_pipeline.decoding.sampling import Choice
 
 
@@ -54,6 +55,11 @@ def accept(session: Session, rows: Sequence[Row], hidden: Tensor) -> Outcome:
     still: frozenset[int] = frozenset()
     if open_at:
         still = _accept_open(session, [rows[i] for i in open_at], hidden[open_at])
+    if session.window > session.block_length and session.policy.commits_ahead:
+        # The rest of a completed block's window goes along, and may commit what is sure.
+        along = [i for i, row in enumerate(rows) if row.mode.completes]
+        if along:
+            _commit(session, [rows[i] for i in along], hidden[along])
     delivered = 0
     for row in rows:
         if row.mode.completes:
@@ -69,24 +75,62 @@ def accept(session: Session, rows: Sequence[Row], hidden: Tensor) -> Outcome:
 
 def _accept_open(session: Session, rows: Sequence[Row], hidden: Tensor) -> frozenset[int]:
     state = session.state
+    drafted, masked, counts = _commit(session, rows, hidden)
+    still = masked[:, : session.block_length].any(dim=1).tolist()
+    for i, row in enumerate(rows):
+        state.commits[row.request.id][-1].append(counts[i])
+        if state.steps[row.slot] == 0 and session.pipeline.template.draft_step is not None:
+            state.draft[row.slot] = drafted[i]
+        state.steps[row.slot] += 1
+    return frozenset(row.slot for row, is_open in zip(rows, still, strict=True) if is_open)
+
+
+def _commit(session: Session, rows: Sequence[Row], hidden: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+    """Choose at masked positions of ``rows`` and keep what is accepted.
+
+    Returns
+    -------
+    tuple
+        The draft ``[R, W]`` (accepted and prompt tokens as they are, the argmax elsewhere), what is still masked
+        ``[R, W]``, and how many tokens each row accepted.
+    """
+    state = session.state
     masked = state.gather(rows, state.masked)
     tokens = state.gather(rows, state.tokens)
     steps = [state.steps[row.slot] for row in rows]
     choice = _choose(session, rows, hidden, masked, steps)
-    accepted = session.policy.accept(choice, masked, rows, steps)
+    accepted = _accepted(session, choice, masked, rows, steps)
     tokens = torch.where(accepted, choice.token, tokens)
     masked = masked & ~accepted
     state.put(rows, state.tokens, tokens)
     state.put(rows, state.masked, masked)
-    counts = accepted.sum(dim=1).tolist()
-    still = masked.any(dim=1).tolist()
-    for i, row in enumerate(rows):
-        state.commits[row.request.id][-1].append(int(counts[i]))
-        if steps[i] == 0 and session.pipeline.template.draft_step is not None:
-            # The draft: accepted and prompt tokens as they are, the argmax elsewhere.
-            state.draft[row.slot] = torch.where(masked[i], choice.token[i], tokens[i])
-        state.steps[row.slot] += 1
-    return frozenset(row.slot for row, is_open in zip(rows, still, strict=True) if is_open)
+    return torch.where(masked, choice.token, tokens), masked, accepted.sum(dim=1).tolist()
+
+
+def _accepted(session: Session, choice: Choice, masked: Tensor, rows: Sequence[Row], steps: Sequence[int]) -> Tensor:
+    """What the policy accepts, ``[R, W]``: as ever in blocks; in a window also ahead of the block, where it may.
+
+    A row whose block is complete already needs no further token, so that only what is sure by itself is taken.
+    """
+    policy, block = session.policy, session.block_length
+    if session.window == block:
+        return policy.accept(choice, masked, rows, steps)
+    accepted = torch.zeros_like(masked)
+    if not policy.commits_ahead:
+        near = Choice(*(None if part is None else part[:, :block] for part in choice))
+        accepted[:, :block] = policy.accept(near, masked[:, :block], rows, steps)
+        return accepted
+    still = masked[:, :block].any(dim=1).tolist()
+    for must in (True, False):
+        at = [i for i, is_open in enumerate(still) if is_open is must]
+        if not at:
+            continue
+        part, candidates = Choice(*(None if values is None else values[at] for values in choice)), masked[at]
+        if not must:
+            part, candidates = beside_a_sure_one(part, candidates)
+        found = policy.accept(part, candidates, [rows[i] for i in at], [steps[i] for i in at])
+        accepted[at] = found[:, : session.window]
+    return accepted
 
 
 def _choose(session: Session, rows: Sequence[Row], hidden: Tensor, masked: Tensor, steps: Sequence[int]) -> Choice:

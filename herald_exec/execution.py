@@ -200,13 +200,13 @@ def execute(
 
 def _session(pipeline: Pipeline, model: BlockModel, size: RequestSize, policy: Policy, options: Options) -> Session:
     settings = pipeline.settings
-    queries = settings.block_length  # room for either kind of pass
+    queries = settings.window_length  # room for either kind of pass
     pools = Pools(pipeline, options.batch, size, model.device, queries=queries, check=options.check)
     if any(pool.name == "partial" for pool in pipeline.pools):
         pools.partial = proxies.PartialKeys(model, settings.proxy_fraction, options.batch, size.tokens)
     if any(pool.name == "shadow" for pool in pipeline.pools):
         pools.shadow = Shadow(model, settings, options.batch, size)
-    state = RowState(options.batch, size.tokens, settings.block_length, model.device)
+    state = RowState(options.batch, size.tokens, settings.block_length, model.device, settings.window_length)
     eos = () if options.ignore_eos else model.shape.eos_token_ids
     return Session(
         pipeline,
@@ -247,6 +247,12 @@ def _check(pipeline: Pipeline, model: BlockModel, requests: Sequence[DecodeReque
     for name in ("kv_dtype", "dram_kv_dtype"):
         if getattr(settings, name) not in TORCH_DTYPES:
             problems.append(f"{name} {getattr(settings, name)} is simulated only; use one of {', '.join(TORCH_DTYPES)}")
+    trained = model.shape.block_length
+    if settings.window_blocks > 1 and trained % settings.block_length and settings.block_length % trained:
+        problems.append(
+            f"block_length {settings.block_length}, the window's stride, must divide {trained}, the block that "
+            f"{model.shape.name} was trained with, or be a multiple of it"
+        )
     if any(pool.name == "sparse" and not pool.layers for pool in pipeline.pools):
         problems.append(
             f"exact_layers must be < {model.shape.num_layers}, the model's layers, got {settings.exact_layers}: "

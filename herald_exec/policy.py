@@ -21,7 +21,12 @@ _NEVER = 1 << 30
 
 
 class Policy(Protocol):
-    """Chooses tokens, and which of them stay."""
+    """Chooses tokens, and which of them stay.
+
+    ``commits_ahead``: whether it may be asked about positions behind the block, where a window has such.
+    """
+
+    commits_ahead: bool
 
     def choose(self, logits: Tensor, rows: Sequence[Row], positions: Tensor, step: Tensor) -> Choice:
         """Token, confidence (and entropy) for ``logits [M, V]`` at absolute ``positions [M]``.
@@ -46,6 +51,8 @@ class RulePolicy:
     sampler: Sampler = field(default_factory=Sampler)
     steps: int = 32
     seed: int = 0
+
+    commits_ahead = True
 
     def choose(self, logits: Tensor, rows: Sequence[Row], positions: Tensor, step: Tensor) -> Choice:
         """See :class:`Policy`."""
@@ -76,6 +83,9 @@ class PlannedPolicy:
     sampler: Sampler = field(default_factory=Sampler)
     order: str = "confidence"
     seed: int = 0
+
+    commits_ahead = False
+    """A plan counts the steps of a block: all of its tokens are committed in them."""
 
     def choose(self, logits: Tensor, rows: Sequence[Row], positions: Tensor, step: Tensor) -> Choice:
         """See :class:`Policy`."""

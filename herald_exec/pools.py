@@ -247,7 +247,7 @@ class Pools:
         try:
             for pool in pipeline.pools:
                 if pool.name in ("full", "draft") and pool.home is Home.DRAM:
-                    tokens = size.tokens if pool.name == "full" else size.block_length
+                    tokens = size.tokens if pool.name == "full" else settings.window_length
                     keys8 = next((p.layers for p in pipeline.pools if p.name == "keys8" and pool.name == "full"), ())
                     self.hosts[pool.name] = HostKV(len(pool.layers), slots, tokens, shape, host_dtype, keys8)
                 elif pool.name in ("query", "output"):

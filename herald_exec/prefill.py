@@ -8,6 +8,7 @@ import zlib
 import torch
 from torch import Tensor
 
+from herald_exec.attention import attend
 from herald_exec.models.forward import attend_in_chunks
 from herald_exec.models.layers import Rotary
 from herald_exec.pools import KV
@@ -23,7 +24,7 @@ class Prompt:
     def __init__(self, session: Session, row: Row) -> None:
         self.row = row
         self.context = row.prefix
-        masks = torch.full((session.block_length,), session.model.shape.mask_token_id, device=session.device)
+        masks = torch.full((session.window,), session.model.shape.mask_token_id, device=session.device)
         tokens = torch.cat([session.state.tokens[row.slot, : self.context], masks])
         self.rotary: Rotary = session.model.rotary(torch.arange(len(tokens), device=session.device))
         self.hidden = session.model.embed(tokens)
@@ -56,9 +57,7 @@ def _layer(session: Session, task: Task, prompt: Prompt) -> tuple[KV, Tensor | N
     model, context = session.model, prompt.context
     q, k, v = model.project(task.layer, prompt.hidden, prompt.rotary)
     q, k, v = q[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None]
-    block = session.block_length
-    chunk = block if q.is_cuda else block * max(1, 256 // block)
-    prompt.hidden = model.finish(task.layer, prompt.hidden, attend_in_chunks(q, k, v, block, chunk)[0])
+    prompt.hidden = model.finish(task.layer, prompt.hidden, _attended(session, prompt, q, k, v)[0])
     kv = KV(k[:, :, :context].contiguous(), v[:, :, :context].contiguous())
     if session.pools.partial is not None:
         session.pools.partial.begin(task.layer, prompt.row.slot, q[0, :context])
@@ -67,6 +66,23 @@ def _layer(session: Session, task: Task, prompt: Prompt) -> tuple[KV, Tensor | N
         masks = KV(k[:, :, context:], v[:, :, context:])
         selected = top_positions(importance(q[:, context:], kv, masks), prompt.row.to_select)
     return kv, selected
+
+
+def _attended(session: Session, prompt: Prompt, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Block-causal attention of a prompt and its masks; masks of a window see what the window's first step will."""
+    slides = session.pipeline.settings.window_blocks > 1
+    # Where blocks slide, those of the prompt are still the ones that the model was trained with.
+    block = session.model.shape.block_length if slides else session.block_length
+    chunk = block if q.is_cuda else block * max(1, 256 // block)
+    if not slides:
+        return attend_in_chunks(q, k, v, block, chunk)
+    end, seen = prompt.context, session.sight(completing=False)
+    if seen is not None:
+        seen = torch.cat([seen.new_ones(session.window, end), seen], dim=1)
+    masks = attend(q[:, end:], k, v, mask=seen)
+    if end == 0:
+        return masks
+    return torch.cat([attend_in_chunks(q[:, :end], k[:, :, :end], v[:, :, :end], block, chunk), masks], dim=1)
 
 
 def _synthetic(session: Session, task: Task, row: Row) -> tuple[KV, Tensor | None]:

@@ -119,14 +119,19 @@ def launch_rows(pipeline: Pipeline, launch: Launch, running: dict[int, DecodeReq
 class RowState:
     """Tokens of all slots, on the device; only the main stream touches it.
 
-    ``tokens [slots, capacity]`` and ``masked`` beside them (True: not decoded yet), ``draft [slots, B]``.
+    ``tokens [slots, capacity]`` and ``masked`` beside them (True: not decoded yet), ``draft [slots, W]``. ``window`` is
+    W, the positions of a forward: B, or more where tokens may be committed ahead of their block.
     """
 
-    def __init__(self, slots: int, capacity: int, block_length: int, device: torch.device) -> None:
+    def __init__(
+        self, slots: int, capacity: int, block_length: int, device: torch.device, window: int | None = None
+    ) -> None:
         self.block_length = block_length
+        self.window = block_length if window is None else window
+        capacity += self.window - block_length
         self.tokens = torch.zeros(slots, capacity, dtype=torch.int64, device=device)
         self.masked = torch.zeros(slots, capacity, dtype=torch.bool, device=device)
-        self.draft = torch.zeros(slots, block_length, dtype=torch.int64, device=device)
+        self.draft = torch.zeros(slots, self.window, dtype=torch.int64, device=device)
         self.steps = [0] * slots
         self._begun = [-2] * slots
         self.answers: dict[int, list[int]] = {}
@@ -151,15 +156,15 @@ class RowState:
             self.commits[row.request.id].append([])
 
     def gather(self, rows: Sequence[Row], values: Tensor) -> Tensor:
-        """Each row's block out of ``values [slots, capacity]``: ``[R, B]``."""
-        offsets = torch.arange(self.block_length, device=values.device)
+        """Each row's window out of ``values [slots, capacity]``: ``[R, W]``."""
+        offsets = torch.arange(self.window, device=values.device)
         starts = torch.tensor([row.prefix for row in rows], device=values.device)
         slots = torch.tensor([row.slot for row in rows], device=values.device)
         return values[slots[:, None], starts[:, None] + offsets]
 
     def put(self, rows: Sequence[Row], values: Tensor, block: Tensor) -> None:
-        """Write ``block [R, B]`` back into ``values [slots, capacity]``."""
-        offsets = torch.arange(self.block_length, device=values.device)
+        """Write ``block [R, W]`` back into ``values [slots, capacity]``."""
+        offsets = torch.arange(self.window, device=values.device)
         starts = torch.tensor([row.prefix for row in rows], device=values.device)
         slots = torch.tensor([row.slot for row in rows], device=values.device)
         values[slots[:, None], starts[:, None] + offsets] = block

@@ -19,12 +19,12 @@ from herald_pipeline.work import Forward
 
 
 def mask_queries(session: Session, rows: tuple[Row, ...], queries: int) -> Lanes:
-    """``queries`` [MASK] tokens of the block that the pass selects for, around its centre.
+    """``queries`` [MASK] tokens of the block (or window) that the pass selects for, around its centre.
 
     One query is the representative, index B // 2 (paper section IV-A2); B queries are the whole block.
     """
     block, lookahead = session.block_length, session.pipeline.template.lookahead
-    first = block // 2 - queries // 2
+    first = session.window // 2 - queries // 2
     starts = torch.tensor([row.prefix + lookahead * block + first for row in rows], device=session.device)
     positions = starts[:, None] + torch.arange(queries, device=session.device)
     return Lanes(session, rows, torch.full_like(positions, session.model.shape.mask_token_id), positions)
@@ -82,7 +82,7 @@ def select(session: Session, task: Task) -> None:
         [row.to_select if keeps else 0 for row in lanes.rows],
         (exchange.k[:rows, :queries].contiguous(), exchange.v[:rows, :queries].contiguous()),
         draft=pools.hosts["draft"] if drafts else None,
-        draft_length=session.block_length,
+        draft_length=session.pipeline.settings.drafted_tokens,
         threads=session.threads,
         keys=session.pipeline.settings.keys if keeps else "full",
         gathered=into,
@@ -92,7 +92,7 @@ def select(session: Session, task: Task) -> None:
     if keeps:
         pools.indices[layer, lanes.rows[0].slot] = found
     selected = sum(row.to_select for row in lanes.rows) if keeps else 0
-    extra = rows * session.block_length if drafts else 0
+    extra = rows * session.pipeline.settings.drafted_tokens if drafts else 0
     task.num_bytes += _scanned_bytes(session, sum(lengths), selected, extra, keeps)
     if into is not None:
         task.num_bytes += selected * (session.entry_bytes(host=True) + session.entry_bytes())

@@ -10,6 +10,7 @@ from herald_exec.models.base import BlockModel
 from herald_exec.policy import Policy
 from herald_exec.pools import Pools
 from herald_exec.requests import Row, RowState
+from herald_exec.windows import window_mask
 from herald_pipeline.errors import PipelineError, RunError, did_you_mean
 from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.pools import Buffer, Region
@@ -99,6 +100,7 @@ class Session:
     rows_together: int = 0
     passes: dict[str, Any] = field(default_factory=dict)
     stopped: set[int] = field(default_factory=set)
+    sights: dict[bool, torch.Tensor | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.rows_together = self.rows_together or self.pools.slots
@@ -112,6 +114,22 @@ class Session:
     def block_length(self) -> int:
         """B."""
         return self.pipeline.settings.block_length
+
+    @property
+    def window(self) -> int:
+        """W, positions that a forward computes of a row: B, or more where tokens may be committed ahead."""
+        return self.pipeline.settings.window_length
+
+    def sight(self, completing: bool) -> torch.Tensor | None:
+        """What a window's positions see of one another (:mod:`herald_exec.windows`); ``None``: everything."""
+        settings = self.pipeline.settings
+        if settings.window_blocks == 1:
+            return None
+        if completing not in self.sights:
+            period = settings.block_length if completing else None
+            trained = self.model.shape.block_length
+            self.sights[completing] = window_mask(settings.window_length, trained, period, device=self.device)
+        return self.sights[completing]
 
     @property
     def num_layers(self) -> int:

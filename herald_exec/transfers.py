@@ -15,7 +15,7 @@ def draft_down(session: Session, task: Task) -> None:
     out, host = session.pools.stores["draft_out"], session.pools.hosts["draft"]
     for row in task.rows:
         for layer in range(session.num_layers):
-            kv = out.read(layer, row.slot, 0, session.block_length)
+            kv = out.read(layer, row.slot, 0, session.window)
             host.append(layer, row.slot, 0, kv.keys[0], kv.values[0])
             task.num_bytes += kv.num_bytes
 

@@ -78,7 +78,7 @@ class Settings:
     proxy_fraction: float = 0.2
     retrieval_fraction: float = 0.1
     selection_overlap: float = 0.0
-    window_blocks: int = 2
+    window_blocks: int = 1
 
     def __post_init__(self) -> None:
         problems = [
@@ -92,8 +92,10 @@ class Settings:
             check_number(self.selection_overlap, "selection_overlap", minimum=0, maximum=1),
             check_number(self.window_blocks, "window_blocks", minimum=1, maximum=MAX_WINDOW_BLOCKS, integer=True),
         ]
-        if not any(problems) and self.queries > self.block_length:
-            problems.append(f"queries must be <= block_length, got {self.queries} > {self.block_length}")
+        longest = 0 if any(problems) else self.block_length * self.window_blocks
+        if not any(problems) and self.queries > longest:
+            what = "block_length" if self.window_blocks == 1 else "block_length x window_blocks"
+            problems.append(f"queries must be <= {what}, got {self.queries} > {longest}")
         if self.exact_layers_on not in ("cpu", "gpu"):
             problems.append(f"exact_layers_on must be 'cpu' or 'gpu', got {self.exact_layers_on!r}")
         if self.keys not in KEYS:
@@ -104,6 +106,17 @@ class Settings:
         raise_problems(problems)
         # More than everything is everything, and is reported as such.
         object.__setattr__(self, "budget", min(self.budget, 1.0))
+
+    @property
+    def window_length(self) -> int:
+        """W, positions that a forward computes of a row: B, or herald-sliding's window."""
+        return self.block_length * self.window_blocks
+
+    @property
+    def drafted_tokens(self) -> int:
+        """Drafted positions that a selection reads: those before its first query, which stands for what is behind."""
+        window = self.window_length
+        return min(window, self.block_length + window // 2 - self.queries // 2)
 
     def replace(self, **changes: Any) -> Self:
         """These settings with ``changes``; an unknown name is refused with the closest one."""

@@ -22,6 +22,8 @@ def fused_problem(session: Session) -> str | None:
         if error.name != "triton":
             raise
         return "Triton is not installed (it comes with the CUDA builds of PyTorch)"
+    if session.window > session.block_length:
+        return "a window that slides is decoded by the plain actions"
     if session.pools.partial is not None:
         return "partial keys are written by the plain actions"
     if session.pools.shadow is not None:

@@ -21,21 +21,26 @@ class Oracle:
     def __init__(self, model, settings, steps, eos=()):
         self.model, self.settings, self.steps, self.eos = model, settings, steps, eos
         self.shape = model.shape
-        self.block = settings.block_length
+        self.block, self.window = settings.block_length, settings.window_length
         self.layers = range(self.shape.num_layers)
 
     # Plain attention and forwards --------------------------------------------------------------------------------
 
-    def attend(self, q, keys, values):
-        """q [n, heads, d]; keys, values [kv, m, d]; every query sees every key. Returns output and weights."""
+    def attend(self, q, keys, values, seen=None):
+        """q [n, heads, d]; keys, values [kv, m, d]; every query sees every key, or those of ``seen [n, m]``."""
         group = self.shape.group_size
         k, v = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
         scores = torch.einsum("nhd,hmd->hnm", q, k) / self.shape.head_dim**0.5
+        if seen is not None:
+            scores = scores.masked_fill(~seen, -torch.inf)
         weights = scores.softmax(-1)
         return torch.einsum("hnm,hmd->nhd", weights, v), weights
 
-    def forward(self, ids, start, prefix, positions=None):
-        """Forward ids as one group over ``prefix(layer, q) -> (keys, values)``; hidden states and the group's KV."""
+    def forward(self, ids, start, prefix, positions=None, ends=None):
+        """Forward ids as one group over ``prefix(layer, q) -> (keys, values)``; hidden states and the group's KV.
+
+        ``ends``: how many of the group each of them sees, instead of all.
+        """
         at = torch.arange(start, start + len(ids)) if positions is None else positions
         hidden, kv, self.entering = self.model.embed(ids), [], []
         for layer in self.layers:
@@ -44,7 +49,10 @@ class Oracle:
             k, v = k.transpose(0, 1), v.transpose(0, 1)
             kv.append((k, v))
             keys, values = prefix(layer, q, k, v)
-            out, _ = self.attend(q, torch.cat([keys, k], 1), torch.cat([values, v], 1))
+            seen = None
+            if ends is not None:
+                seen = torch.arange(-keys.shape[1], len(ids))[None, :] < torch.tensor(ends)[:, None]
+            out, _ = self.attend(q, torch.cat([keys, k], 1), torch.cat([values, v], 1), seen)
             hidden = self.model.finish(layer, hidden, out)
         return hidden, kv
 
@@ -73,8 +81,10 @@ class Oracle:
             asked[layer].append(q)
             return self.whole(layer)
 
-        for start in range(0, context, self.block):
-            _, kv = self.forward(torch.tensor(prompt[start : start + self.block]), start, noted)
+        # Blocks that slide leave the prompt's as the model was trained.
+        size = self.block if self.window == self.block else self.shape.block_length
+        for start in range(0, context, size):
+            _, kv = self.forward(torch.tensor(prompt[start : min(start + size, context)]), start, noted)
             self.store(kv)
         self.columns = [self.skewed(torch.cat(q) if q else None) for q in asked]
         return context
@@ -98,11 +108,13 @@ class Oracle:
             self.keys[layer] = torch.cat([self.keys[layer], kv[layer][0]], 1)
             self.values[layer] = torch.cat([self.values[layer], kv[layer][1]], 1)
 
-    def mask_pass(self, start, queries, prefix_length, draft=None):
+    def mask_pass(self, start, queries, prefix_length, draft=None, ends=None):
         """Sets by ``queries`` [MASK] tokens around the centre of the block at ``start``; a draft is seen, not taken."""
         count = self.settings.selected_tokens(prefix_length)
         chosen = {}
-        first = start + self.block // 2 - queries // 2
+        first = start + self.window // 2 - queries // 2
+        if draft is not None:
+            draft = [(k[:, : first - start + self.block], v[:, : first - start + self.block]) for k, v in draft]
 
         def prefix(layer, q, k, v):
             keys, values = self.keys[layer][:, :prefix_length], self.values[layer][:, :prefix_length]
@@ -112,7 +124,7 @@ class Oracle:
                 return keys, values
             return torch.cat([keys, draft[layer][0]], 1), torch.cat([values, draft[layer][1]], 1)
 
-        self.forward(torch.full((queries,), self.shape.mask_token_id), first, prefix)
+        self.forward(torch.full((queries,), self.shape.mask_token_id), first, prefix, ends=ends)
         return chosen
 
     def sparse(self, chosen, tail):
@@ -130,6 +142,11 @@ class Oracle:
 
         return prefix
 
+    def sight(self):
+        """How many of a window each of its positions sees in a step; ``None``: all."""
+        trained = self.shape.block_length
+        return None if self.window == self.block else [(i // trained + 1) * trained for i in range(self.window)]
+
     # Decoding --------------------------------------------------------------------------------------------------------
 
     def decode(self, request, method):
@@ -138,11 +155,11 @@ class Oracle:
         context = self.prefill(prompt)
         self.sets = []
         end = len(prompt) + request.new_tokens
-        tokens = prompt + [0] * (-(-end // block) * block - len(prompt))
+        tokens = prompt + [0] * (-(-end // block) * block - len(prompt) + self.window - block)
         masked = [False] * len(prompt) + [True] * (len(tokens) - len(prompt))
-        chosen = self.mask_pass(context, block, context)
+        chosen = self.mask_pass(context, self.window, context, ends=self.sight())
         answer, index = [], 0
-        while context < len(tokens):
+        while context < len(tokens) - (self.window - block):
             chosen, following = self.decode_block(request, method, tokens, masked, context, index, chosen)
             self.sets.append(chosen)
             new = tokens[max(context, len(prompt)) : min(context + block, end)]
@@ -155,6 +172,10 @@ class Oracle:
 
     def decode_block(self, request, method, tokens, masked, start, index, chosen):
         settings, block, span = self.settings, self.block, slice(start, start + self.block)
+        wide = slice(start, start + self.window)
+        # A window is blocks of the model's B from its own start; clean KV sees nothing behind the period.
+        steps_see = self.sight()
+        cleans_see = None if steps_see is None else [block] * block + steps_see[block:]
         ahead = method.startswith("herald")
         if method == "mage-cpu-representative":
             chosen = self.mask_pass(start, settings.queries, start)
@@ -192,20 +213,24 @@ class Oracle:
         counts = even(self.steps(request.id, index), sum(masked[span]))
         draft = None
         for step, count in enumerate(counts):
-            ids = [self.shape.mask_token_id if m else t for t, m in zip(tokens[span], masked[span], strict=True)]
-            hidden, _ = self.forward(torch.tensor(ids), start, prefix if step else step_0)
+            ids = [self.shape.mask_token_id if m else t for t, m in zip(tokens[wide], masked[wide], strict=True)]
+            hidden, _ = self.forward(torch.tensor(ids), start, prefix if step else step_0, ends=steps_see)
             logits = self.model.logits(hidden)
             logits[:, self.shape.mask_token_id] = -torch.inf
             best = logits.argmax(-1).tolist()
             for position in self.order(request.id, masked, start)[:count]:
                 tokens[position], masked[position] = best[position - start], False
             if step == 0:
-                draft = [best[i] if masked[start + i] else tokens[start + i] for i in range(block)]
-        done = torch.tensor(tokens[span])
-        _, clean = self.forward(done, start, prefix)
+                draft = [best[i] if masked[start + i] else tokens[start + i] for i in range(self.window)]
+        done = [self.shape.mask_token_id if m else t for t, m in zip(tokens[wide], masked[wide], strict=True)]
+        _, computed = self.forward(torch.tensor(done), start, prefix, ends=cleans_see)
+        clean = [(k[:, :block], v[:, :block]) for k, v in computed]
         following = None
         if ahead:
-            _, draft_kv = self.forward(torch.tensor(draft), start, prefix)
+            _, draft_kv = self.forward(torch.tensor(draft), start, prefix, ends=cleans_see)
+            if len(counts) == 1:
+                # The completing forward is the draft's: behind the period stand masks, not guesses.
+                draft_kv = computed
             if method == "herald-no-draft":
                 draft_kv = None
             following = self.mask_pass(start + block, settings.queries, start, draft_kv)

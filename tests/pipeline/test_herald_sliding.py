@@ -111,7 +111,29 @@ def test_a_window_that_is_no_count_of_periods_is_refused(blocks):
         describe(window_blocks=blocks)
 
 
-def test_it_says_that_it_is_ours_and_only_simulated():
+def test_it_says_that_it_is_ours_and_it_runs():
     method = describe().method
-    assert method.simulated_only
+    assert not method.simulated_only
     assert any("in neither paper" in text for text in method.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens"),
+    [
+        ({"block_length": 8, "window_blocks": 4}, 24),
+        ({"block_length": 8, "window_blocks": 4, "queries": 32}, 8),
+        ({"block_length": 16, "window_blocks": 2}, 32),
+        ({"window_blocks": 2}, 64),
+        ({"window_blocks": 1}, 32),
+    ],
+)
+def test_a_selection_reads_the_draft_up_to_its_first_query(settings, tokens):
+    pipeline = describe(**settings)
+    (select,) = ops(pipeline, "select", OpKind.SELECT, shape(period=settings.get("block_length", R)), layer=2)
+    assert select.dram_bytes == ROWS * (S + tokens) * ENTRY
+
+
+def test_as_many_queries_as_the_window_has_positions_may_ask():
+    assert describe(block_length=8, window_blocks=4, queries=32).settings.queries == 32
+    with pytest.raises(ConfigError, match="queries must be <= block_length x window_blocks, got 33 > 32"):
+        describe(block_length=8, window_blocks=4, queries=33)
