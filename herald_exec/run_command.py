@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from herald_exec.footprint import run_memory
 from herald_pipeline import capacity, catalogue, methods
 from herald_pipeline import pipeline as pipelines
-from herald_pipeline.capacity import Memory
 from herald_pipeline.errors import ConfigError, RunError, check_number, did_you_mean, raise_problems
 from herald_pipeline.memory import UNLIMITED_BYTES
 from herald_pipeline.pipeline import Pipeline
@@ -195,7 +195,14 @@ def draw_requests(lengths: Workload, vocab_size: int, mask_token_id: int, seed: 
 
 
 def kv_room(
-    pipeline: Pipeline, lengths: Workload, hbm_limit_gb: float | None, host_limit_gb: float | None
+    pipeline: Pipeline,
+    lengths: Workload,
+    hbm_limit_gb: float | None,
+    host_limit_gb: float | None,
+    *,
+    on_gpu: bool = False,
+    synthetic: bool = False,
+    fused: bool = False,
 ) -> int | None:
     """KV entries that admission may hand out within the limits; a batch that arrives at once must fit as a whole."""
     if hbm_limit_gb is None and host_limit_gb is None:
@@ -207,7 +214,7 @@ def kv_room(
     )
     hbm = UNLIMITED_BYTES if hbm_limit_gb is None else hbm_limit_gb * GB
     host = UNLIMITED_BYTES if host_limit_gb is None else host_limit_gb * GB
-    memory = Memory(hbm, hbm, host)
+    memory = run_memory(hbm, host, pipeline, on_gpu=on_gpu, synthetic=synthetic, fused=fused)
     sizes = {request.padded_tokens(lengths.block_length) for request in lengths.blocked()}
     if len(sizes) == 1 and len(lengths.requests) <= lengths.batch:
         capacity.require(pipeline, lengths, memory)
@@ -337,7 +344,10 @@ def run(
     pipeline = describe(choices, loaded)
     length = pipeline.settings.block_length
     lengths, steps_plan = workload(choices, length), plan(choices, length)
-    room = kv_room(pipeline, lengths, hbm_limit_gb, host_limit_gb)
+    # With checks of every access, or a rule over entropies, whole logits are held.
+    fused = not check and choices.decoder != "entropy"
+    on_gpu = device.startswith("cuda")
+    room = kv_room(pipeline, lengths, hbm_limit_gb, host_limit_gb, on_gpu=on_gpu, synthetic=synthetic_kv, fused=fused)
     drawn = draw_requests(lengths, loaded.shape.vocab_size, loaded.shape.mask_token_id, seed)
     options = Options(
         batch=lengths.batch,

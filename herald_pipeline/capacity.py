@@ -68,18 +68,24 @@ def _budget(pipeline: Pipeline, size: RequestSize, batch: int, memory: Memory, p
     groups = 1 if pipeline.template.draft_step is None else 2
     items = [Item(Home.HBM, "weights", model.weight_bytes(WEIGHT_BYTES), f"{model.num_params:,} parameters")]
     staging = 0.0
+    prefill_rows = prefill_rows if memory.prefills else 0
     for pool in pipeline.pools:
+        if pool.name == "gathered" and memory.lands_uploads:
+            landing = pool_bytes(pool, size, batch) / pool.buffers
+            items.append(Item(Home.HBM, "landing", landing, "a layer's upload on its way to where attention reads it"))
         if pool.prompt_only:
             staging += pool_bytes(pool, size, prefill_rows)
         else:
             items.append(Item(pool.home, pool.name, pool_bytes(pool, size, batch), _describe(pool, size, batch)))
     logits = batch * block * model.vocab_size * memory.logit_bytes
     items.append(Item(Home.HBM, "logits", logits, f"{batch} x {block} positions x {model.vocab_size:,}"))
+    items.append(Item(Home.HBM, "workspaces", memory.workspace_bytes, "of libraries"))
     wide = batch * block * groups
     items.append(Item(Home.HBM, "activations", activation_bytes(model, wide), f"a forward of {wide:,} tokens", True))
     prompt = prefill_rows * (size.tokens + block)
     peak = staging + activation_bytes(model, prompt) + _prefill_score_bytes(pipeline, size, prefill_rows)
-    items.append(Item(Home.HBM, "prefill", peak, f"{prefill_rows} prompt(s) of up to {size.tokens:,} tokens", True))
+    prompts = f"{prefill_rows} prompt(s) of up to {size.tokens:,} tokens" if prefill_rows else "KV is synthetic"
+    items.append(Item(Home.HBM, "prefill", peak, prompts, True))
     return Budget(batch, tuple(items), memory)
 
 

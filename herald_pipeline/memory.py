@@ -51,6 +51,12 @@ class Memory:
         Device memory that the runtime takes before anything is allocated.
     logit_bytes
         Bytes per logit of the active blocks.
+    prefills
+        Whether prompts go through the model: synthetic KV is drawn where it stays.
+    workspace_bytes
+        Device memory that libraries keep for themselves once they have been used.
+    lands_uploads
+        Whether uploads land in a buffer of one place of the ring before they are put where attention reads them.
     """
 
     resident_bytes: float
@@ -58,6 +64,9 @@ class Memory:
     dram_bytes: float
     runtime_bytes: float = 0.0
     logit_bytes: float = 4.0
+    prefills: bool = True
+    workspace_bytes: float = 0.0
+    lands_uploads: bool = False
 
     @classmethod
     def of(cls, profile: Profile, *, hbm_limit_gb: float | None = None, host_limit_gb: float | None = None) -> "Memory":
@@ -121,7 +130,7 @@ class Budget:
     @property
     def kv_bytes_per_request(self) -> float:
         """Pool bytes of one request in both memories."""
-        names = ("weights", "retrieval_weights", "logits", "activations", "prefill")
+        names = ("weights", "retrieval_weights", "logits", "activations", "prefill", "landing", "workspaces")
         return sum(item.num_bytes for item in self.items if item.name not in names) / self.batch
 
     @property

@@ -24,7 +24,7 @@ def host_side(spans: Iterable[Span]) -> dict[str, Any]:
     by_layer = {layer: [s for s in selects if s.layer == layer] for layer in sorted({s.layer for s in selects})}
     found: dict[str, Any] = {
         "select_gb_s": _gb_s(selects),
-        "select_busy_s_a_block": _seconds(selects) / len(by_layer[selects[0].layer]),
+        "select_busy_s_a_block": _seconds(selects) / len({span.block for span in selects}),
         "select_layer_gb_s": {layer: median(_gb_s([span]) for span in some) for layer, some in by_layer.items()},
     }
     gathers = _of(later, "gather")

@@ -2,7 +2,6 @@
 
 import time
 from itertools import pairwise
-from math import inf
 from statistics import median
 from typing import Any
 
@@ -14,27 +13,24 @@ from benchmarks.gpu.estimates import keeps_on_host
 from benchmarks.gpu.host_side import host_side
 from herald_exec import Options, decode
 from herald_exec.execution import Run
+from herald_exec.footprint import run_memory
 from herald_exec.session import OnBlock
 from herald_pipeline import capacity
-from herald_pipeline.capacity import Memory
+from herald_pipeline.memory import UNLIMITED_BYTES, Memory
 from herald_pipeline.pipeline import Pipeline, scanned_bytes
+from herald_pipeline.pools import Home
 from herald_pipeline.scheduling.program import BatchPolicy
 from herald_pipeline.trace import Span, write_chrome
 from herald_pipeline.workload import Workload, parse_policy
 
 GB = 1e9
 _FORWARDS = ("denoise", "step_layer", "decide", "select_step")
-_UNLIMITED_BYTES = 1e18
 
 
 def run(bench: Bench, cell: Cell, *, on_block: OnBlock | None = None) -> dict[str, Any]:
     """A run of K blocks of T steps; figures are the executor's own, the first block apart."""
     pipeline = bench.pipeline(cell)
-    limit_gb = float(cell.options.get("hbm", inf))
-    if bench.on_cuda:
-        limit_gb = min(limit_gb, _ours_gb(bench))
-    if limit_gb < inf:
-        _require(bench, cell, pipeline, limit_gb)
+    found_bytes = _require(bench, cell, pipeline)
     options = Options(
         batch=cell.batch,
         policy=parse_policy(str(cell.options.get("policy", BatchPolicy.LOCKSTEP))),
@@ -55,6 +51,8 @@ def run(bench: Bench, cell: Cell, *, on_block: OnBlock | None = None) -> dict[st
     _note(bench, cell, pipeline, found)
     if bench.on_cuda:
         found["hbm_peak_bytes"] = torch.cuda.max_memory_allocated()
+        found["hbm_formula_bytes"] = found_bytes
+        found["hbm_peak_over_formula"] = found["hbm_peak_bytes"] / found_bytes
     found.update(_spans(done))
     found.update(_host_ceiling(bench, cell, pipeline, found["throughput_tok_s"]))
     if bench.args.trace and done.trace is not None:
@@ -76,12 +74,20 @@ def _ours_gb(bench: Bench) -> float:
     return (free + torch.cuda.memory_reserved(bench.device)) / GB
 
 
-def _require(bench: Bench, cell: Cell, pipeline: Pipeline, limit_gb: float) -> None:
-    """Refuse a cell that the limit's card would not hold, by the rule that both interpreters use."""
-    memory = Memory(limit_gb * GB, limit_gb * GB, _UNLIMITED_BYTES)
+def _require(bench: Bench, cell: Cell, pipeline: Pipeline) -> float:
+    """Device memory by the formula; refuse a cell that the device, or a stated limit's card, would not hold.
+
+    A limit stands for a card that serves real prompts, so it counts their prefill; what this run takes does not.
+    """
     block = bench.shape.block_length
     workload = Workload.uniform(cell.context, cell.batch, gen_tokens=block * bench.blocks(cell), block_length=block)
-    capacity.require(pipeline, workload, memory)
+    if "hbm" in cell.options:
+        limit_bytes = float(cell.options["hbm"]) * GB
+        capacity.require(pipeline, workload, Memory(limit_bytes, limit_bytes, UNLIMITED_BYTES))
+    ours_bytes = _ours_gb(bench) * GB if bench.on_cuda else UNLIMITED_BYTES
+    memory = run_memory(ours_bytes, UNLIMITED_BYTES, pipeline, on_gpu=bench.on_cuda, synthetic=True)
+    budget = capacity.require(pipeline, workload, memory)
+    return budget.total(Home.HBM, transient=False) + budget.passing_bytes
 
 
 def _point(bench: Bench, cell: Cell, pipeline: Pipeline) -> dict[str, Any]:

@@ -14,6 +14,7 @@ stood up to 5 ms behind the issuing thread each time (draft_down 26-35 ms instea
 """
 
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -102,6 +103,7 @@ class CudaStreams(ThreadStreams):
         self._on_close = on_close
         self._switch_s = sys.getswitchinterval()
         self._clock_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        _Workspaces.take()
         torch.cuda.synchronize(device)  # once, before anything runs: what was prepared on other streams is there
         super().__init__(names, cores)
         sys.setswitchinterval(_SWITCH_S)
@@ -149,6 +151,7 @@ class CudaStreams(ThreadStreams):
             self._fail(problem)
         self._untimed.clear()
         self._on_close()
+        _Workspaces.release()
 
     # Inside the threads ----------------------------------------------------------------------------------------------
 
@@ -232,6 +235,29 @@ class CudaStreams(ThreadStreams):
 
     def _on_clock(self, event: Any) -> int:
         return self._origin_ns + int(self._origin.elapsed_time(event) * _NS_PER_MS)
+
+
+class _Workspaces:
+    """cuBLAS keeps 32 MiB for every stream that ever multiplied: a process of many runs, each with new ones, fills up.
+
+    Freed when no streams are open: graphs hold on to the workspaces they were captured with.
+    """
+
+    _lock, _open = threading.Lock(), 0
+
+    @classmethod
+    def take(cls) -> None:
+        """Streams have been opened."""
+        with cls._lock:
+            cls._open += 1
+
+    @classmethod
+    def release(cls) -> None:
+        """Streams, and all graphs captured on them, are gone."""
+        with cls._lock:
+            cls._open -= 1
+            if not cls._open and torch.cuda.is_available():
+                torch._C._cuda_clearCublasWorkspaces()
 
 
 def _event() -> torch.cuda.Event:

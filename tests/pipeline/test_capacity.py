@@ -263,3 +263,24 @@ def test_a_memory_without_a_limit_says_so_in_the_table():
     (host,) = [line for line in lines if line.startswith("  host memory: ")]
     assert host.endswith(", no limit (pools in DRAM)")
     assert any("SHORT" in line for line in lines)
+
+
+def test_synthetic_kv_needs_no_prompts_prefill():
+    """What comes and goes is then the widest forward, and a batch may be larger."""
+    pipeline = build(catalogue.get("llada2-mini"), "dense")
+    real, drawn = (dataclasses.replace(MEMORY, resident_bytes=80e9, prefills=prefills) for prefills in (True, False))
+    items = {item.name: item for item in capacity.budget(pipeline, 33_280, 8, drawn).items}
+    assert items["prefill"].num_bytes == 0
+    assert capacity.budget(pipeline, 33_280, 8, drawn).passing_bytes == items["activations"].num_bytes
+    assert capacity.largest_batch(pipeline, 33_280, drawn) > capacity.largest_batch(pipeline, 33_280, real)
+    assert capacity.largest_tokens(pipeline, 8, drawn) > capacity.largest_tokens(pipeline, 8, real)
+
+
+def test_a_landing_of_uploads_is_one_place_of_the_ring_on_the_device():
+    """80 x 1,638 entries of 4 heads of 128 in bf16, K and V; none where the device fetches rows by itself."""
+    landing = dataclasses.replace(MEMORY, lands_uploads=True, workspace_bytes=5e6)
+    for gather, expected in (("cpu", 80 * 1638 * 4 * 128 * 2 * 2), ("gpu", 0)):
+        pipeline = build(catalogue.get("llada2-mini"), "herald", gather=gather)
+        plain, found = (capacity.budget(pipeline, 32_800, 80, memory) for memory in (MEMORY, landing))
+        assert found.limits()[0].needed_bytes - plain.limits()[0].needed_bytes == pytest.approx(expected + 5e6)
+        assert found.kv_bytes_per_request == pytest.approx(plain.kv_bytes_per_request)

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from herald_exec.footprint import LOGITS_AT_ONCE
+
 
 @triton.jit
 def _reduce(
@@ -60,7 +62,7 @@ class Head:
         Vocabulary entries a time; a buffer ``[rows, chunk]`` is all that is held.
     """
 
-    def __init__(self, weight: Tensor, rows: int, forbidden: int, chunk: int = 16384) -> None:
+    def __init__(self, weight: Tensor, rows: int, forbidden: int, chunk: int = LOGITS_AT_ONCE) -> None:
         self.weight = weight
         self.forbidden = forbidden
         self.chunk = min(chunk, weight.shape[0])

@@ -4,6 +4,7 @@ In the order of what they tell: tokens, overlap, delays, errors, then every meth
 than 150 seconds on an H200, most of it Triton's compilation.
 """
 
+import gc
 import random
 import sys
 import time
@@ -77,6 +78,16 @@ def test_whoever_gathers_the_tokens_are_the_cpus(gather, kit):
     runs = [run(kit, "herald", device, requests, planned(), batch=3, settings=settings) for device in ("cpu", "cuda")]
     assert runs[1].result.extra["device_path"] == "fused"
     assert runs[0].answers == runs[1].answers
+
+
+def test_runs_one_after_another_leave_nothing_on_the_device(kit):
+    """Not the workspaces that cuBLAS keeps for each run's streams either."""
+    held = []
+    for _ in range(3):
+        run(kit, "herald", "cuda", kit.prompts(LENGTHS, 16), planned(), batch=4)
+        gc.collect()
+        held.append(torch.cuda.memory_allocated())
+    assert held[1] == held[2]
 
 
 def test_a_threshold_decides_as_on_the_cpu(kit):
