@@ -1,6 +1,7 @@
 """Results of :mod:`herald_exec.evaluation.decoding_grid` as text: every cell, by group and task, losses marked."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,18 @@ def _table(lines: Sequence[tuple[str, ...]]) -> str:
     return "\n".join("  ".join(f"{text:<{w}}" for text, w in zip(line, widths, strict=True)).rstrip() for line in lines)
 
 
+def _by_factor(part: list[Mapping[str, Any]], factor: str) -> list[Mapping[str, Any]]:
+    """A sweep's cells by system, then by the factor swept, unbounded last; other groups as they are."""
+    if not part or factor not in part[0]["cell"]:
+        return part
+
+    def place(row: Mapping[str, Any]) -> tuple[str, str, float]:
+        cell = row["cell"]
+        return cell["scheduler"], cell["cache"], math.inf if cell[factor] is None else cell[factor]
+
+    return sorted(part, key=place)
+
+
 def text(rows: Sequence[Mapping[str, Any]]) -> str:
     """All groups and tasks; a cell stands in every group that it belongs to."""
     first = rows[0]
@@ -123,6 +136,7 @@ def text(rows: Sequence[Mapping[str, Any]]) -> str:
     for group in groups:
         for task in tasks:
             part = [row for row in rows if group in row["groups"] and row["cell"]["task"] == task]
+            part = _by_factor(part, {"length": "response"}.get(group, group))
             if part:
                 count = f"{min(r['samples'] for r in part)} to {max(r['samples'] for r in part)} samples"
                 parts.append(f"\n{group}, {task} ({count} a cell)")
