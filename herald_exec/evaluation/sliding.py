@@ -4,7 +4,7 @@ The rules of :mod:`herald_exec.evaluation.study` under another schedule. A *peri
 the W positions from its start on. It slides by R when its R leftmost positions are committed; tokens may be committed
 in all of it. Whatever a rule selects it selects once a period, over the prefix that was complete when the period began,
 and the period itself stands in the pool's tail. With R = W = B this is the block decoder, token for token; with rule
-``dense`` nothing is selected, so that what is lost is the schedule's.
+``dense`` nothing is selected, so that what is lost is the schedule's. A test holds the executor's tokens against it.
 
 Which positions see which is in :mod:`herald_exec.windows`; ``Slide.clean`` and ``Slide.sight`` are the other readings
 of a slid window, measured beside it.

@@ -11,24 +11,30 @@ bytes over the link for each token. So the slide has a stride, and the stride is
 - *Window*: the ``window_blocks`` x R positions [s, s + W) from the leftmost period on. Every forward computes all of
   it; tokens may be committed anywhere in it. What was committed right of the period stays when the window slides, so
   the next period begins with part of it done and takes fewer steps (that is all that sliding can gain).
+- *Sight*: a window is read as blocks of the model's B from its own start. With W = B its positions see one another, as
+  a block's did in training; rotary positions are relative, so that a block may begin anywhere. A wider window is
+  block-causal. The prompt's clean KV stays that of the model's own blocks.
 - *Clean KV*: as HERALD's, by the forward behind the period's last commit. It computes the R tokens once more, and they
-  see no position right of them; the rest of the window goes along and may commit. R tokens leave through the idle
-  pool's tail, the other W - R positions have scratch KV only, written over by every step.
-- *Draft*: the window's positions that are not committed yet, by argmax, with those that are, as they are: W positions.
-  The first R stand for the prefix that the next period will have, the others are its own first part.
+  see no position right of them; the rest of the window goes along and may commit what is sure. R tokens leave through
+  the idle pool's tail, the other W - R positions have scratch KV only, written over by every step.
+- *Draft*: the window's positions that are not committed yet, by argmax, with those that are, as they are: W positions,
+  seen as in the completing forward. The first R stand for the prefix that the next period will have, the others are
+  its own first part. (A period of one step drafts in its completing forward: what is behind it is masks there.)
 - *Retrieval* of the next period: one representative query, index W // 2 of the next window [s + R, s + R + W), over the
-  prefix and the draft, beside this period's steps. Its selection holds for all of the next window.
+  prefix and the draft up to the query, beside this period's steps. Its selection holds for all of the next window.
+- *A step at least*: a period that was committed ahead still takes one, which is not forced to commit anything. The
+  draft comes out of it, and the retrieval needs the time.
 
-Two strides make sense. R = B (the model's block; the default) keeps clean KV exactly as the model was trained, and only
-commits in the window's right part are a leap: they are made beside a left part that still holds masks, which a
-block-causal model never saw in training. R < B with W = B keeps a forward's size, but clean KV then comes in smaller
-blocks than were trained, and retrieval must scan the prefix B / R times as often: where the scan binds, throughput
-falls by that factor. ``--set settings.window_blocks=1`` is HERALD, stage by stage.
+Two strides make sense. R < B with W = B keeps a forward's size and what its positions see, but clean KV comes in
+smaller blocks than were trained, and retrieval must scan the prefix B / R times as often: where the scan binds,
+throughput falls by that factor. R = B (the default, with W = 2 B) keeps clean KV exactly as the model was trained, and
+only commits in the window's right part are a leap: they are made beside a left part that still holds masks, which a
+block-causal model never saw in training. ``--set settings.window_blocks=1`` is HERALD, stage by stage and token for
+token.
 
 Steps are given per period. Sliding loses unless they fall by more than a forward grows; how far they fall is the
-model's matter: compare over a range of steps, or take what ``python -m herald_exec.evaluation sliding`` measures. On
-the reference model the leap costs what it can: the right block is written before the left one's length is known, so
-answers break at the seam, and steps rise. A model would have to be trained for it.
+model's matter: ``python -m herald_exec.evaluation sliding`` measures it, with what it costs in accuracy, and
+``docs/accuracy.md`` has what it found on the reference model.
 """
 
 from dataclasses import replace
@@ -130,13 +136,13 @@ METHOD = Method(
         "our own question, in neither paper: block_length is R, the committed tokens between retrievals, and steps are "
         "those of a period of R tokens",
         "how many steps a period takes follows from the model: python -m herald_exec.evaluation sliding measures it on "
-        "the reference model, with dense attention; a period that was committed ahead takes none there, one at least "
-        "here",
+        "the reference model; a period that was committed ahead takes one all the same",
         "the period ends when the window's R leftmost positions are committed; a longer run of committed tokens waits "
         "for the next period, so that all swaps have one size",
-        "commits right of the period are kept, although they were made beside masks that a block-causal model has not "
-        "seen in training: what that costs in accuracy is not simulated",
+        "a window is read as blocks of the model's B from its own start; with W above B, commits right of the first of "
+        "them were made beside masks that a block-causal model has not seen in training",
         "R below the model's trained block length changes its clean KV as well",
-        "the representative is index W // 2 of the next window",
+        "planned steps commit a period's tokens alone; confidences also commit ahead of it",
+        "the representative is index W // 2 of the next window; selection reads the draft up to its first query",
     ),
 )
