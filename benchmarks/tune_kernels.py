@@ -2,10 +2,12 @@
 
     python benchmarks/tune_kernels.py --out tuning.json
     python benchmarks/tune_kernels.py --context 16384 --pool-gib 2 --seconds 30
+    python benchmarks/tune_kernels.py --seconds 100 --part "many queries" --part "8-bit keys"
 
 Each round measures the read ceiling, then every variant once in an order of its own, so that neither a machine that
 slows down nor what ran before favours one. Printed: the fraction of the ceiling of the same round with its quartiles,
-and GB/s, best first. The defaults of ``herald_exec/kernels/tuning.py`` are read from this table.
+GB/s, and the ratio over one query by its default in the same round, best first. The defaults of
+``herald_exec/kernels/tuning.py`` are read from this table.
 """
 
 import argparse
@@ -26,6 +28,7 @@ from herald_exec.kernels import GatherTuning, SelectOptions, Tuning, _core
 from herald_exec.kernels.dispatch import tier_index
 from herald_exec.kernels.measuring import KV_HEADS, KernelBench, Variant, cpu_model
 from herald_exec.kernels.options import PHASES
+from herald_exec.kernels.tuning import default_tuning
 
 T = Tuning
 Way = Callable[[], "Sample"]
@@ -48,28 +51,55 @@ class Scan:
     options: SelectOptions = field(default_factory=SelectOptions)
 
 
-#: The memory system: what is asked for, when, in which order.
+ONE_QUERY = "one query, default"
+#: What is asked for, when, in which order.
 SCANS: dict[str, Scan] = {
     "no prefetch": Scan(T(), plain=True),
+    "half a page": Scan(T(distance=1, streams=4), plain=True),
     "1 page": Scan(T(distance=2), plain=True),
-    "2 pages, turned": Scan(T(distance=4, turned=True), plain=True),
     "1 page, 4 streams": Scan(T(distance=2, streams=4), plain=True),
+    "1 page, 4 streams, even": Scan(T(distance=2, streams=4, even=True), plain=True),
+    "1 page, 4 streams, even, warm 256": Scan(T(distance=2, streams=4, even=True, warm=256), plain=True),
+    "1 page, 4 streams, warm 512": Scan(T(distance=2, streams=4, warm=512), plain=True),
+    "2 pages, turned, even": Scan(T(distance=4, turned=True, even=True), plain=True),
+    "1 page, first cache": Scan(T(distance=2, near=True), plain=True),
+    "tiles, 1 page, even": Scan(T(distance=2, tiles=True, even=True)),
+    "tiles, 1 page, 4 streams, even, warm 256": Scan(T(distance=2, streams=4, tiles=True, even=True, warm=256)),
     "bulk": Scan(T(bulk=True), plain=True),
-    "bulk, turned": Scan(T(bulk=True, turned=True), plain=True),
-    "tiles, 1 page": Scan(T(distance=2, tiles=True)),
-    "tiles, bulk": Scan(T(bulk=True, tiles=True)),
-    "tiles, bulk, turned": Scan(T(bulk=True, tiles=True, turned=True)),
 }
 #: Options beyond the paper add single rows: of candidates, of what was selected.
 ROWS: dict[str, Scan] = {
-    "no prefetch": Scan(T(rows_ahead=0), plain=True),
-    "2 pages, 4 streams": Scan(T(distance=4, streams=4), plain=True),
-    "bulk": Scan(T(bulk=True), plain=True),
-    "tiles, 2 pages": Scan(T(distance=4, tiles=True)),
-    "tiles, bulk": Scan(T(bulk=True, tiles=True)),
-    "tiles, bulk, rows 64": Scan(T(bulk=True, tiles=True, rows_ahead=64)),
+    "2 pages, 4 streams": Scan(T(distance=4, streams=4)),
+    "2 pages, 4 streams, even, warm 256": Scan(T(distance=4, streams=4, even=True, warm=256)),
+    "tiles, 2 pages, 4 streams": Scan(T(distance=4, streams=4, tiles=True)),
+    "tiles, 2 pages, 4 streams, even": Scan(T(distance=4, streams=4, tiles=True, even=True)),
+    "tiles, 2 pages, 4 streams, even, warm 256": Scan(T(distance=4, streams=4, tiles=True, even=True, warm=256)),
+    "tiles, 2 pages, even, rows 16": Scan(T(distance=4, tiles=True, even=True, rows_ahead=16)),
+    "tiles, 4 pages, even, rows 64": Scan(T(distance=8, tiles=True, even=True, rows_ahead=64)),
+    "bulk": Scan(T(bulk=True)),
 }
-CANDIDATES = (1.1, 1.5)
+WIDE: dict[str, Scan] = {
+    "tiles, 1 page, turned": Scan(T(distance=2, tiles=True, turned=True)),
+    "tiles, 1 page, turned, even": Scan(T(distance=2, tiles=True, turned=True, even=True)),
+    "tiles, 1 page, 4 streams, even": Scan(T(distance=2, streams=4, tiles=True, even=True)),
+}
+#: Many queries: a block of four pages ahead in bursts, or in proportion to the work; p kept in the caches or past them.
+MANY: dict[str, Scan] = {
+    "bursts": Scan(T(distance=4)),
+    "bursts, past": Scan(T(distance=4, past=True)),
+    "even, 1 page": Scan(T(distance=2, even=True)),
+    "even, 2 pages": Scan(T(distance=4, even=True)),
+    "even, 4 pages": Scan(T(distance=8, even=True)),
+    "even, 2 pages, past": Scan(T(distance=4, even=True, past=True)),
+    "no prefetch": Scan(T()),
+}
+PLAIN_MANY: dict[str, Scan] = {
+    "2 pages": Scan(T(distance=4), plain=True),
+    "2 pages, past": Scan(T(distance=4, past=True), plain=True),
+    "1 page, past": Scan(T(distance=2, past=True), plain=True),
+    "past": Scan(T(past=True), plain=True),
+}
+CANDIDATES = (1.0, 1.5)
 G = GatherTuning
 GATHERS: dict[str, GatherTuning] = {
     "ahead 0": G(0),
@@ -123,6 +153,7 @@ def read_gb_s(bench: KernelBench, threads: int) -> float:
 def table(title: str, found: dict[str, list[Sample]]) -> list[dict[str, Any]]:
     """Print and return one part's rows, best first."""
     ceilings = [sample.gb_s for sample in found.pop("")]
+    one_query = [sample.gb_s for sample in found.get(ONE_QUERY, [])]
     print(f"\n{title}: ceiling {statistics.median(ceilings):.1f} GB/s, {len(ceilings)} rounds")
     rows: list[dict[str, Any]] = []
     for name, samples in found.items():
@@ -132,20 +163,25 @@ def table(title: str, found: dict[str, list[Sample]]) -> list[dict[str, Any]]:
         ]
         ratios = [rate / most for rate, most in zip(rates, ceilings, strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)
+        over = statistics.median(a / b for a, b in zip(rates, one_query, strict=True)) if one_query else None
         rows.append(
             {
                 "variant": name,
                 "gb_s": round(statistics.median(rates), 2),
                 "of_ceiling": round(middle, 4),
                 "quartiles": [round(low, 4), round(high, 4)],
+                "over_one_query": over and round(over, 4),
                 "phase_shares": dict(zip(PHASES, shares, strict=True)) if shares else {},
             }
         )
     rows.sort(key=lambda row: -row["of_ceiling"])
     for row in rows:
         low, high = row["quartiles"]
+        over = f"{row['over_one_query']:.3f}" if row["over_one_query"] else ""
         split = " ".join(f"{share:6.1%}" for share in row["phase_shares"].values())
-        print(f"  {row['of_ceiling']:.3f} [{low:.3f} {high:.3f}] {row['gb_s']:7.1f}  {row['variant']:42} {split}")
+        print(
+            f"  {row['of_ceiling']:.3f} [{low:.3f} {high:.3f}] {row['gb_s']:7.1f} {over:6} {row['variant']:54} {split}"
+        )
     return [{"part": title, **row} for row in rows]
 
 
@@ -155,9 +191,9 @@ def scan_ways(
     """One call a variant: GB/s over enough heads for every thread, always of K and V, whatever is really read."""
     best = kernels.usable_tiers()[-1]
     wide = [tier for tier in kernels.usable_tiers() if tier.startswith("avx512")]
-    rows = min(bench.rows, 1 if threads == 1 else max(1, 8 * threads // KV_HEADS))
+    rows = min(bench.rows, 1 if threads == 1 else max(1, (12 if x < 16 else 8) * threads // KV_HEADS))
 
-    def way(tier: str, scan: Scan) -> Way:
+    def way(tier: str, scan: Scan, x: int = x, keys8: bool = keys8) -> Way:
         variant = Variant("", tier, x, threads, replace(scan.options, tuning=scan.tuning), keys8)
 
         def measure() -> Sample:
@@ -167,7 +203,8 @@ def scan_ways(
 
         return measure
 
-    ways: dict[str, Way] = {}
+    one_query = Scan(default_tuning("scan"))
+    ways: dict[str, Way] = {ONE_QUERY: way(best, one_query, x=1, keys8=False)}
     for name, scan in scans.items():
         tier = wide[0] if scan.plain and wide else best
         if not scan.tuning.tiles or best == "amx":
@@ -182,9 +219,10 @@ def with_options(scans: dict[str, Scan], options: SelectOptions) -> dict[str, Sc
 
 def fewer_candidates() -> dict[str, Scan]:
     """8-bit keys with other numbers of candidates."""
-    tuning = Tuning(distance=4, tiles="amx" in kernels.usable_tiers())
+    tuning = Tuning(distance=4, streams=4, tiles="amx" in kernels.usable_tiers())
     return {
-        f"2 pages, candidates {times}": Scan(tuning, options=SelectOptions(candidates=times)) for times in CANDIDATES
+        f"2 pages, 4 streams, candidates {times}": Scan(tuning, options=SelectOptions(candidates=times))
+        for times in CANDIDATES
     }
 
 
@@ -233,7 +271,9 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=32768)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--pool-gib", type=float, default=4.0)
-    parser.add_argument("--seconds", type=float, default=60.0, help="of measuring, shared by all parts")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of measuring, shared by the parts")
+    parser.add_argument("--part", action="append", help="only parts whose title holds this; may be repeated")
+    parser.add_argument("--gather", type=float, default=0.0, help="seconds of measuring gathers as well")
     options = parser.parse_args()
     threads = options.threads or kernels.capabilities()["threads"]
     bench = KernelBench(options.context, threads, options.pool_gib)
@@ -241,37 +281,38 @@ def main() -> None:
     size = f"{bench.pool.nbytes / 2**30:.1f} GiB, {huge / 2**20:.1f} GiB of it in huge pages"
     print(f"{cpu_model()}; {threads} threads; pool {size}")
     rows: list[dict[str, Any]] = []
-    few = {name: SCANS[name] for name in ("1 page", "bulk", "tiles, 1 page", "tiles, bulk", "tiles, bulk, turned")}
-    every = {name: Scan(tuning) for name, tuning in (("prefetch", T(distance=4)), ("bulk", T(bulk=True)))}
+    few = {name: SCANS[name] for name in ("1 page, 4 streams", "1 page, 4 streams, even", "tiles, 1 page, even")}
+    paper = {
+        f"paper-like, {name}": Scan(tuning, plain=True, options=SelectOptions(paper_like=True))
+        for name, tuning in (("1 page, 4 streams", T(distance=2, streams=4)), ("no prefetch", T()))
+    }
+    keys = with_options(ROWS, SelectOptions(key_only=True))
     parts: list[tuple[float, str, int, int, dict[str, Scan], bool]] = [
-        (0.2, f"scan, x = 1, {threads} threads", threads, 1, SCANS, False),
-        (0.08, "scan, x = 1, one thread", 1, 1, few, False),
-        (
-            0.17,
-            f"key-only, x = 1, {threads} threads",
-            threads,
-            1,
-            with_options(ROWS, SelectOptions(key_only=True)),
-            False,
-        ),
-        (0.17, f"8-bit keys, x = 1, {threads} threads", threads, 1, ROWS | fewer_candidates(), True),
-        (0.07, f"scan, x = 2, {threads} threads", threads, 2, few, False),
-        (0.06, f"scan, x = 4, {threads} threads", threads, 4, every, False),
-        (0.06, f"scan, x = 8, {threads} threads", threads, 8, every, False),
-        (0.07, f"scan, x = 32, {threads} threads", threads, 32, every, False),
+        (0.18, "scan, x = 1", threads, 1, SCANS | paper, False),
+        (0.07, "scan, x = 1, one thread", 1, 1, few | paper, False),
+        (0.13, "key-only, x = 1", threads, 1, keys, False),
+        (0.13, "8-bit keys, x = 1", threads, 1, ROWS | fewer_candidates(), True),
+        (0.06, "scan, x = 2", threads, 2, WIDE, False),
+        (0.11, "many queries, x = 4", threads, 4, MANY, False),
+        (0.11, "many queries, x = 8", threads, 8, MANY, False),
+        (0.14, "many queries, x = 32", threads, 32, MANY, False),
+        (0.07, "many queries, x = 32, vectors", threads, 32, PLAIN_MANY, False),
     ]
     print("phases: " + ", ".join(PHASES))
-    for share, title, count, x, scans, keys8 in parts:
+    wanted = [part for part in parts if not options.part or any(name in part[1] for name in options.part)]
+    scale = options.seconds / sum(share for share, *_rest in wanted) if wanted else 0.0
+    for share, title, count, x, scans, keys8 in wanted:
         kernels.set_tier(kernels.usable_tiers()[-1])
         ways = scan_ways(bench, count, x, scans, keys8=keys8)
-        found = rounds(ways, partial(read_gb_s, bench, count), share * options.seconds)
-        rows += table(title, found)
+        found = rounds(ways, partial(read_gb_s, bench, count), share * scale)
+        rows += table(f"{title}, {count} threads", found)
     kernels.set_tier(None)
-    ways, copy, _keep = gather_ways(bench, threads)
-    rows += table(f"gather, {threads} threads", rounds(ways, copy, 0.12 * options.seconds))
+    if options.gather:
+        ways, copy, _keep = gather_ways(bench, threads)
+        rows += table(f"gather, {threads} threads", rounds(ways, copy, options.gather))
     if options.out:
         result = {
-            "schema": "herald.kernel-tuning/2",
+            "schema": "herald.kernel-tuning/3",
             "cpu": cpu_model(),
             "cpus": os.cpu_count(),
             "threads": threads,

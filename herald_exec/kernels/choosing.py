@@ -4,6 +4,7 @@ Each use of a scan has a handful of candidates; all run in turn, in rounds of a 
 fractions of the round's read ceiling wins.
 """
 
+import math
 import statistics
 import time
 
@@ -22,6 +23,7 @@ WAYS: dict[str, tuple[Tuning, ...]] = {
         T(),
         T(distance=2, streams=4),
         T(distance=2, streams=4, even=True),
+        T(distance=2, streams=4, warm=256),
         T(distance=4, turned=True),
         T(distance=2, tiles=True, even=True),
         T(bulk=True),
@@ -32,12 +34,19 @@ WAYS: dict[str, tuple[Tuning, ...]] = {
         T(distance=2, tiles=True, turned=True),
         T(distance=2, tiles=True, turned=True, even=True),
     ),
-    "matrix": (T(), T(distance=4), T(bulk=True)),
+    "matrix": (
+        T(),
+        T(distance=4),
+        T(distance=4, past=True),
+        T(distance=4, even=True),
+        T(distance=4, even=True, past=True),
+        T(distance=8, even=True, past=True),
+    ),
     "keys": (
         T(),
         T(distance=4, streams=4),
         T(distance=4, streams=4, even=True),
-        T(distance=4, streams=4, even=True, pairs=True),
+        T(distance=4, streams=4, even=True, warm=256),
         T(distance=4, tiles=True, even=True),
         T(distance=4, tiles=True, streams=4, even=True, rows_ahead=64),
     ),
@@ -46,11 +55,12 @@ WAYS: dict[str, tuple[Tuning, ...]] = {
         T(distance=4, streams=4),
         T(distance=4, streams=4, tiles=True),
         T(distance=4, streams=4, tiles=True, even=True),
-        T(distance=4, streams=4, tiles=True, even=True, pairs=True),
+        T(distance=4, streams=4, tiles=True, even=True, warm=256),
         T(distance=8, streams=4, tiles=True, even=True, rows_ahead=64),
     ),
 }
-_QUERIES = {"scan": 1, "wide_scan": 2, "matrix": 8, "keys": 1, "keys8": 1}
+#: Queries at which a use is measured; of several the product of the rates counts.
+_QUERIES = {"scan": (1,), "wide_scan": (2,), "matrix": (4, 8, 32), "keys": (1,), "keys8": (1,)}
 
 
 def measure_tunings(bench: KernelBench, threads: int, seconds: float) -> dict[str, Tuning]:
@@ -60,11 +70,10 @@ def measure_tunings(bench: KernelBench, threads: int, seconds: float) -> dict[st
     rng = np.random.default_rng(0)
     chosen = {}
     for use, ways in WAYS.items():
-        variants = [
-            Variant("", best, _QUERIES[use], threads, SelectOptions(key_only=use == "keys", tuning=way), use == "keys8")
-            for way in dict.fromkeys(ways)
-        ]
-        if any(variant.use != use for variant in variants):
+        found = list(dict.fromkeys(ways))
+        options = [SelectOptions(key_only=use == "keys", tuning=way) for way in found]
+        variants = [[Variant("", best, x, threads, each, use == "keys8") for x in _QUERIES[use]] for each in options]
+        if any(variant.use != use for of_way in variants for variant in of_way):
             message = f"the benchmark's group of {GROUP} does not make {use!r} of x={_QUERIES[use]}"
             raise ValueError(message)
         end = time.monotonic() + seconds / len(WAYS)
@@ -72,8 +81,7 @@ def measure_tunings(bench: KernelBench, threads: int, seconds: float) -> dict[st
         while time.monotonic() < end or len(ratios[0]) < 3:
             ceiling = pool_read_gb_s(bench.pool, threads)
             for i in rng.permutation(len(variants)):
-                taken, _found = bench.run(variants[i], rows)
-                ratios[i].append(rows * bench.row_bytes / taken / 1e9 / ceiling)
-        winner = max(range(len(variants)), key=lambda i: statistics.median(ratios[i]))
-        chosen[use] = variants[winner].options.tuning or Tuning()
+                rates = [rows * bench.row_bytes / bench.run(variant, rows)[0] / 1e9 for variant in variants[i]]
+                ratios[i].append(math.prod(rate / ceiling for rate in rates))
+        chosen[use] = found[max(range(len(found)), key=lambda i: statistics.median(ratios[i]))]
     return chosen

@@ -155,6 +155,8 @@ def plan(
     if threads > 1:
         found.append(Variant(f"{wide[0]} x=1, paper-like, one thread", wide[0], 1, 1, paper))
     found += [Variant(f"{wide[0]} x={x}, paper-like", wide[0], x, threads, paper) for x in (1, max(queries))]
+    bare = SelectOptions(paper_like=True, tuning=Tuning())  # the paper names no prefetch: its kernel without ours
+    found.append(Variant(f"{wide[0]} x=1, paper-like, no prefetch", wide[0], 1, threads, bare))
     found.append(Variant(f"{best} x=1, key-only", best, 1, threads, SelectOptions(key_only=True)))
     found.append(Variant(f"{best} x=1, 8-bit keys", best, 1, threads, keys8=True))
     found.append(

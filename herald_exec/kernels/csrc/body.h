@@ -591,6 +591,10 @@ static void FN(weights_few)(const herald_attend *args, const float *m, const int
     }
 }
 
+/* Rows of V that are taken at once: taking asks for as many further on, and only so few that the work on those taken goes on
+ * while the miss buffers empty. */
+#define TAKEN 16
+
 static void FN(accumulate)(const herald_attend *args, const int32_t *positions, int64_t count, int64_t more,
                            const float *weight, int64_t stride) {
     int rows = args->rows, dim = FN(padded)(args->head_dim), chunks = dim / CHUNK_FLOATS;
@@ -602,8 +606,8 @@ static void FN(accumulate)(const herald_attend *args, const int32_t *positions, 
     float *wide = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(HERALD_TILE * dim));
     float *p = (float *)FN(take)(&scratch, FN(p_tile_few)(rows));
     FN(pack)(args->o, rows, args->head_dim, dim, bf16, o);
-    for (int64_t first = 0; first < count; first += HERALD_TILE) {
-        int n = (int)(count - first < HERALD_TILE ? count - first : HERALD_TILE);
+    for (int64_t first = 0; first < count; first += TAKEN) {
+        int n = (int)(count - first < TAKEN ? count - first : TAKEN);
         const char *v = taken;
         FN(take_rows)(args, args->stream.v, positions, first, n, count + more, taken);
         for (int row = 0; row < rows; row++)
