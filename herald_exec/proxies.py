@@ -86,6 +86,22 @@ class PartialKeys:
         """Partial keys of ``keys [kv, n, d]`` at positions ``[start, start + n)``."""
         self._keys[layer][slot, :, start : start + keys.shape[1]] = keys @ self.columns[layer][slot]
 
+    def write_blocks(self, layer: int, slots: Sequence[int], starts: Sequence[int], keys: Tensor) -> None:
+        """:meth:`write` for blocks ``keys [R, kv, B, d]`` of several slots."""
+        at, count = list(slots), keys.shape[2]
+        moved = keys @ self.columns[layer][at]
+        if len(set(starts)) == 1:
+            self._keys[layer][at, :, starts[0] : starts[0] + count] = moved
+            return
+        for slot, start, block in zip(slots, starts, moved, strict=True):
+            self._keys[layer][slot, :, start : start + count] = block
+
+    def draw(self, layer: int, slot: int, tokens: int) -> None:
+        """Random partial keys in the place of a prompt's, which without a prompt are those of the first axes."""
+        columns = self.columns[layer]
+        columns[slot] = skew(columns.new_zeros(0, columns.shape[1], columns.shape[2]), columns.shape[1], self._fraction)
+        self._keys[layer][slot, :, :tokens].normal_()
+
     def pick(self, layer: int, slot: int, queries: Tensor, prefix: int, count: int) -> Tensor:
         """The ``count`` prefix positions of largest score ``[kv, count]``, ascending.
 

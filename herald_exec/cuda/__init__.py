@@ -24,11 +24,9 @@ def fused_problem(session: Session) -> str | None:
         return "Triton is not installed (it comes with the CUDA builds of PyTorch)"
     if session.window > session.block_length:
         return "a window that slides is decoded by the plain actions"
-    if session.pools.partial is not None:
-        return "partial keys are written by the plain actions"
     if session.pools.shadow is not None:
         return "low-rank keys are read by the plain actions"
-    if session.pools.partial is None and any(stage.action == "fetch" for stage in session.pipeline.template.stages()):
+    if any(stage.action == "fetch" for stage in session.pipeline.template.stages()):
         full = session.pools.hosts["full"]
         if full.dtype is not session.model.kv_dtype:
             return "the host keeps KV in another format than the device"

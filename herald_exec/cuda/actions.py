@@ -93,8 +93,19 @@ class DeviceActions:
         total = self.acceptance.prepare(rows)
         self.forward.table.send()
         normed = self.forward(lanes)
+        self._keep_partial(task, rows)
         task.num_bytes += self._kv_bytes(rows, drafting)
         return self.acceptance.issue(rows, normed, total)
+
+    def _keep_partial(self, task: Task, rows: Sequence[Row]) -> None:
+        """Partial keys of completed blocks, out of the clean KV that the forward has left."""
+        pools, done = self.session.pools, [row for row in rows if row.mode.completes]
+        if pools.partial is None or not done:
+            return
+        task.require(task.writes("partial", Region.BLOCK), "writing partial keys")
+        slots, starts = [row.slot for row in done], [row.prefix for row in done]
+        for layer in range(self.session.num_layers):
+            pools.partial.write_blocks(layer, slots, starts, pools.stores["clean"].layer(layer).keys[slots])
 
     def _require(self, task: Task, rows: Sequence[Row]) -> None:
         """Every access of the graph must be among those that the stage declares."""
@@ -140,6 +151,8 @@ class DeviceActions:
             if task.layer == 0:
                 session.state.admit(row)
                 session.stopped.discard(row.slot)
+            if session.pools.partial is not None:
+                session.pools.partial.draw(task.layer, row.slot, row.prefix)
             for name in ("full", "exact", "sparse"):
                 store = session.pools.stores.get(name)
                 if store is None or not store.holds(task.layer):

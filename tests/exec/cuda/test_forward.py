@@ -70,7 +70,7 @@ def both(kit, fused, name, model, requests, accepts, **options):
     return plain, decode(pipeline, model, requests, policy=accepts, options=Options(**options))
 
 
-@pytest.mark.parametrize("name", ["herald", "dense", "mage-cpu", "layer-prefetch", "mage-offload"])
+@pytest.mark.parametrize("name", ["herald", "dense", "mage-cpu", "layer-prefetch", "mage-offload", "infinigen"])
 def test_fused_runs_give_the_plain_tokens_and_commits(name, kit, fused):
     """Rows that draft, denoise and complete in one forward; a block that is complete after its first step."""
     requests = kit.prompts([18, 9], 12)

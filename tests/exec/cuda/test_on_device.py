@@ -37,7 +37,7 @@ def is_runnable(name):
     return all(stage.action in ACTIONS for stage in build(tiny().shape, name).template.stages())
 
 
-FUSED = ("dense", "herald", "mage-cpu", "layer-prefetch", "mage-offload")
+FUSED = ("dense", "herald", "mage-cpu", "layer-prefetch", "mage-offload", "infinigen")
 # The fused path first: it is what is measured.
 RUNNABLE = sorted(filter(is_runnable, methods.names()), key=lambda name: name not in FUSED)
 LENGTHS = [83, 40, 21, 5]
