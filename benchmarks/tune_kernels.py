@@ -177,10 +177,10 @@ def table(title: str, found: dict[str, list[Sample]]) -> list[dict[str, Any]]:
     rows.sort(key=lambda row: -row["of_ceiling"])
     for row in rows:
         low, high = row["quartiles"]
-        over = f"{row['over_one_query']:.3f}" if row["over_one_query"] else ""
+        ratio = f"{row['over_one_query']:.3f}" if row["over_one_query"] else ""
         split = " ".join(f"{share:6.1%}" for share in row["phase_shares"].values())
         print(
-            f"  {row['of_ceiling']:.3f} [{low:.3f} {high:.3f}] {row['gb_s']:7.1f} {over:6} {row['variant']:54} {split}"
+            f"  {row['of_ceiling']:.3f} [{low:.3f} {high:.3f}] {row['gb_s']:7.1f} {ratio:6} {row['variant']:54} {split}"
         )
     return [{"part": title, **row} for row in rows]
 
