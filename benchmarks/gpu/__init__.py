@@ -6,9 +6,11 @@
 A cell's name is its kind and its parameters, joined by colons; ``key=value`` parts change one thing of it::
 
     rates                                  raw rates of this machine
+    pool:CONTEXT:BATCH                     reads of each layer of a host pool; behind a run of that size
     step:METHOD:CONTEXT:BATCH              one forward by part, and its roofline sum
     attention:CONTEXT:BATCH                the attention kernel under several launch shapes
-    run:METHOD:CONTEXT:BATCH[:key=value]   a whole run; keys: T, blocks, budget, link, threads, exact, keys, hbm
+    run:METHOD:CONTEXT:BATCH[:key=value]   a whole run; keys: T, blocks, budget, link, threads, exact, keys,
+                                           gather, policy (two-batch-overlap), hbm
     sustained:METHOD:CONTEXT:BATCH         steps in a burst, under load and with rests; clock and power meanwhile
     replicas:METHOD:CONTEXT:BATCH[:gpus=2] as many processes at once, a GPU each; before that one of them alone
     ceiling:NAME:CONTEXT:BATCH[:link=..]   a ceiling of Fig. 5 by the paper's protocol, in a process of its own

@@ -18,6 +18,7 @@ from herald_pipeline.errors import ConfigError, HeraldError
 
 WORK = {
     "rates": ("benchmarks.gpu.bench", "rates"),
+    "pool": ("benchmarks.gpu.pool", "pool"),
     "step": ("benchmarks.gpu.steps", "step"),
     "attention": ("benchmarks.gpu.steps", "attention"),
     "run": ("benchmarks.gpu.runs", "run"),

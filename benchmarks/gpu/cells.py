@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from herald_pipeline import methods
 from herald_pipeline.errors import ConfigError, did_you_mean
 
-KINDS = {"rates": 0, "step": 3, "attention": 2, "run": 3, "ceiling": 3, "replicas": 3, "sustained": 3}
+KINDS = {"rates": 0, "pool": 2, "step": 3, "attention": 2, "run": 3, "ceiling": 3, "replicas": 3, "sustained": 3}
 """Kind -> how many positional parameters follow it."""
 KEYS = {
     "T": int,
@@ -175,6 +175,24 @@ PLANS: dict[str, tuple[str, ...]] = {
         "ceiling:full_kv_fetch_per_step:32768:2:link=27.7",
         "ceiling:sparse_fetch_per_block:32768:80",
         "ceiling:cpu_32q_kernel:32768:16",
+    ),
+    # Halves that take turns beside the whole batch, for each way to bring what is selected to the device; what the
+    # host's memory gives by itself; and the baselines that were not fair before. About three minutes.
+    "turns": (
+        "rates",
+        "run:herald:32768:80",
+        "pool:32768:80",
+        "run:herald:32768:80:policy=two-batch-overlap",
+        "run:herald:32768:80:gather=gpu:exact=gpu",
+        "run:herald:32768:80:gather=gpu:exact=gpu:policy=two-batch-overlap",
+        "run:herald:32768:80:gather=gpu:exact=gpu:policy=two-batch-overlap:threads=16",
+        "run:mage-cpu:32768:16:blocks=4",
+        "run:infinigen:32768:4:blocks=2",
+        "run:herald:32768:80:gather=gpu",
+        "run:herald:32768:80:gather=gpu:policy=two-batch-overlap",
+        "run:herald:32768:80:gather=gpu:keys=only",
+        "run:herald:32768:80:gather=gpu:keys=only:policy=two-batch-overlap",
+        "run:dense:32768:38",
     ),
     # 8-bit keys lie beside the full ones: their own process, for the memory that the others keep.
     "int8": (

@@ -20,6 +20,7 @@ _FETCH_GB_S, _LOCK_GB_S = 45.0, 2.4
 _FETCHING = frozenset({"mage-offload", "layer-prefetch"})
 _FIXED_S = {
     "rates": 4.0,
+    "pool": 4.0,
     "step": 8.0,
     "attention": 11.0,
     "run": 2.0,
@@ -41,6 +42,8 @@ def seconds(bench: Bench, cell: Cell) -> float:
     if cell.kind in ("rates", "attention", "step", "sustained"):
         return fixed
     full_gb = cell.batch * cell.context * bench.shape.kv_bytes_per_token(bench.pipeline_dtype) / GB
+    if cell.kind == "pool":
+        return fixed + full_gb / bench.fill_gb_s
     if cell.kind == "ceiling":
         return fixed + (min(full_gb, 24.0) / bench.fill_gb_s if "kernel" in cell.what else 0.0)
     pipeline = bench.pipeline(cell)
