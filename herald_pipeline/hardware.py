@@ -173,6 +173,9 @@ class Engine:
         Share of ``gpu.peak_tflop_s`` of attention's products (curve over KV bytes per query token, which grow with
         the prefix), where they and not the reading decide: on a CPU core that plays the GPU. Absent:
         ``gemm_efficiency``.
+    lane_padding
+        Lanes (blocks) for which a step is launched over those that it has, by lanes: an engine with a graph for some
+        numbers of lanes alone forwards padding with the others. Absent: 1.
     top_k_efficiency
         Share of ``gpu.bandwidth_gb_s`` of selecting by importance on the GPU, over the bytes of one request's scores
         (two fp32 passes): importance by the block's queries, top-k and the gather. Absent: ``attention_efficiency``.
@@ -228,6 +231,7 @@ class Engine:
     routed_token_share: Quantity | None = _quantity("share", "grouped-gemm", "experts")
     attention_efficiency: Quantity | None = _quantity("share", "attention")
     attention_flops_efficiency: Quantity | None = _quantity("share", "attention", optional=True)
+    lane_padding: Quantity | None = _quantity("x", "launch", optional=True)
     top_k_efficiency: Quantity | None = _quantity("share", "selection", optional=True)
     sampler_passes: Quantity | None = _quantity("passes", "sampler")
     head_token_share: Quantity | None = _quantity("share", "launch", optional=True)

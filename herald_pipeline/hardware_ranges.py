@@ -16,6 +16,7 @@ USUAL: Mapping[str, tuple[float, float]] = {
     "kernels": (1.0, 200.0),
     "rows": (1.0, 512.0),
     "B": (1.0, 8.0),
+    "x": (1.0, 8.0),
 }
 """What parts and programs are known to reach, by unit: the smallest and the largest."""
 FAR = 1000.0

@@ -172,7 +172,7 @@ class CostModel(OpTimes):
                     passes = max(1, round(known(self._engine.sampler_passes).peak))
                     segments.append((self._gpu_ns(op) / passes, passes * repeat.count))
                 else:
-                    layer_ns += self._gpu_ns(op)
+                    layer_ns += self._gpu_ns(op) if small or self._lanes is None else self._lanes_ns(op)
                     kinds.add(kind)
             if kinds:
                 segments.append(self._layer_segment(layer_ns, kinds, small, repeat.count))

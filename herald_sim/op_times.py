@@ -56,6 +56,8 @@ class OpTimes:
         self._per_token = moe.experts_per_token if moe else 1
         # By identity: the description hands out the same op for the same tokens.
         self._op_ns: dict[int, tuple[Op, float]] = {}
+        self._padded: dict[int, tuple[Op, Op]] = {}
+        self._lanes = engine.lane_padding
         self._gemm_shares: dict[int, float] = {}
 
     # Host memory and the link ----------------------------------------------------------------------------------------
@@ -112,6 +114,24 @@ class OpTimes:
             time /= self._read("constant_load_efficiency", self._engine.constant_load_efficiency, op.tokens)
         self._op_ns[id(op)] = (op, time)
         return time
+
+    def _lanes_ns(self, op: Op) -> float:
+        """Time of an op of a step, whose blocks the engine pads to a number of lanes that it has a graph for."""
+        known = self._padded.get(id(op))
+        if known is None or known[0] is not op:
+            if len(self._padded) >= _MAX_OPS:
+                self._padded.clear()
+            known = self._padded[id(op)] = (op, self._of_all_lanes(op))
+        return self._gpu_ns(known[1])
+
+    def _of_all_lanes(self, op: Op) -> Op:
+        """The op with the demand of all lanes: products are of each, and attention is spread over their programs."""
+        lanes = op.tokens / self.pipeline.settings.block_length
+        if lanes < 1:
+            return op
+        factor = self._read("lane_padding", self._lanes, lanes)
+        read = op.hbm_bytes * factor if op.kind is OpKind.ATTENTION else op.hbm_bytes
+        return op._replace(tokens=round(op.tokens * factor), gpu_flops=op.gpu_flops * factor, hbm_bytes=read)
 
     def _op_time(self, op: Op) -> float:
         if op.kind is OpKind.HEAD and self._head_share < 1:

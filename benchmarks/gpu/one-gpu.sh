@@ -6,5 +6,5 @@
 #
 # Steps, folders and what can be set are those of two-gpus.sh; no part of the profile is left out.
 export NAME="${NAME:-h200-141g_emr-16vcpu-2}" MODEL="${MODEL:-llada2-mini}" THREADS="${THREADS:-15}" PARTS="${PARTS-}"
-export CELLS="${CELLS:---plan missing}" REPLICAS="${REPLICAS:---plan int8}" THEN_MINUTES="${THEN_MINUTES:-2.5}"
+export CELLS="${CELLS:---plan missing}" REPLICAS="${REPLICAS:---plan int8}" THEN_MINUTES="${THEN_MINUTES:-2.5}" PROFILE_S="${PROFILE_S:-240}"
 exec "$(dirname "$0")/two-gpus.sh" "$1" "${2:-4}"

@@ -6,6 +6,8 @@ from calibration.gpu.steps import interpolated
 
 _DENSE, _MOE = 7, 12
 """Kernels of a layer of :class:`herald_exec.cuda.forward.LaneForward`, with a dense feed-forward and with experts."""
+_LANES = 160
+"""Beyond, padding is less than 5%."""
 _EXCHANGE = 5
 """Beside them in a retrieval layer: three conversions of queries, keys and values to fp32, two of the output."""
 
@@ -17,7 +19,18 @@ def kernel_counts(bench: Bench) -> list[Value]:
     return [
         Value("engine.kernels_per_layer", "kernels", float(count), datasheet=source),
         Value("engine.retrieval_kernels_per_layer", "kernels", float(count - 1 + _EXCHANGE), datasheet=source),
+        _padding(),
     ]
+
+
+def _padding() -> Value:
+    """Lanes of a step's graph over those that it has."""
+    from herald_exec.cuda.lanes import bucket
+
+    at = tuple(range(1, _LANES + 1))
+    padded = tuple(round(bucket(n) / n, 4) for n in at)
+    source = "counted: herald_exec/cuda/lanes.py, bucket"
+    return Value("engine.lane_padding", "x", padded, tuple(map(float, at)), "lanes", datasheet=source)
 
 
 def layer_seconds(bench: Bench, rows: int) -> float:

@@ -66,3 +66,17 @@ def test_only_methods_that_leave_the_device_no_rest_run_at_the_rate_of_constant_
     # Launch gaps and norms are fixed times: only work on the device takes longer.
     assert 1.5 < costs_of(dense, loaded)["denoise"] / costs_of(dense, base)["denoise"] < 2.0
     assert costs_of(herald, loaded)["denoise"] == costs_of(herald, base)["denoise"]
+
+
+def test_a_step_is_priced_with_the_lanes_that_its_graph_has(changed_profile, pipeline_of):
+    base, padded = changed_profile("engine.lane_padding=1.0"), changed_profile("engine.lane_padding=1.5")
+    herald = pipeline_of("herald")
+    longer = {name: costs_of(herald, padded)[name] / cost for name, cost in costs_of(herald, base).items() if cost}
+    assert 1.2 < longer["denoise"] < 1.5
+    # Retrieval forwards one token a request, in no lanes.
+    assert longer["project"] == longer["finish"] == longer["select"] == 1.0
+
+
+def test_a_profile_without_padding_is_one_with_none(changed_profile, pipeline_of):
+    dense = pipeline_of("dense")
+    assert costs_of(dense, changed_profile("engine.lane_padding=1.0")) == costs_of(dense, changed_profile())
