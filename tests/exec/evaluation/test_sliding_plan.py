@@ -105,6 +105,16 @@ def test_the_table_compares_over_tasks_that_all_ran(rows):
     assert "not run" in text(rows)
 
 
+def test_the_bound_leaves_out_both_forwards_of_periods_that_were_complete(rows):
+    (entry,) = [e for e in table(rows) if (e["slide"], e["rule"]) == ("8/32", "herald")]
+    row = next(row for row in rows if row["slide"] == "8/32" and row["rule"] == "herald")
+    tokens, periods = sum(raw["tokens"] for raw in row["raw"]), sum(len(raw["steps"]) for raw in row["raw"])
+    assert 0 < entry["ahead"] < 1
+    assert entry["forwards_without_ahead"] == pytest.approx(
+        entry["forwards_per_token"] - 2 * entry["ahead"] * periods / tokens
+    )
+
+
 def test_cells_of_nothing_in_common_are_not_compared(rows):
     with pytest.raises(ConfigError, match="no task was run by every"):
         table([row for row in rows if (row["task"] == "kv") == (row["rule"] == "dense" and row["slide"] == "32/32")])
