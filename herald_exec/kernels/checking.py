@@ -97,10 +97,16 @@ def _store(case: Case, rng: np.random.Generator) -> PagedKV | FlatKV:
     return pool
 
 
+def _on_matrix_tiles(case: Case) -> bool:
+    """Whether the active tier rounds queries and P to bf16 for this case; the paper's kernel never does."""
+    pv = "f32" if case.options.paper_like else case.options.pv
+    return not case.keys8 and kernel_kind(case.x * case.group, case.dtype, case.head_dim, pv) == "amx"
+
+
 def tolerance_of(case: Case) -> Tolerance:
     """What the active tier owes for this case."""
     rows = case.x * case.group
-    if not case.keys8 and kernel_kind(rows, case.dtype, case.head_dim, case.options.pv) == "amx":
+    if _on_matrix_tiles(case):
         return BF16_P
     dots = active_tier() in ("avx512bf16", "amx") and case.dtype == "bf16" and case.options.pv != "f32"
     summed = bool(case.draft) if case.keys8 else rows < 16  # with 8-bit keys a scan makes no output, drafts do
@@ -145,7 +151,6 @@ def run_case(case: Case) -> Comparison:
         options=options,
         threads=case.threads,
     )
-    tiles = not case.keys8 and kernel_kind(case.x * case.group, case.dtype, case.head_dim, options.pv) == "amx"
     expected = reference.select(
         store,
         layer,
@@ -157,7 +162,7 @@ def run_case(case: Case) -> Comparison:
         extra_kv=own,
         keys8=keys8,
         options=options,
-        bf16_queries=tiles,
+        bf16_queries=_on_matrix_tiles(case),
         output_of=found if options.key_only or case.keys8 else None,
     )
     result = compare(found, expected, lengths, tolerance_of(case))
