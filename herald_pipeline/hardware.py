@@ -204,8 +204,8 @@ class Engine:
     fused_gather_dram_efficiency
         The same of a selection's own workers (``gather=fused``): over the time that it adds to the selection.
     kernels_per_layer, retrieval_kernels_per_layer
-        Kernel launches per layer of a denoise forward, and of the retrieval's GPU part: the boundaries at which the
-        other stream's kernels can begin. Contention follows from these counts.
+        Kernel launches per layer of a denoise forward, and of the retrieval's GPU part: the latter's take turns with
+        the former's. Contention follows from these counts.
     usable_memory_share
         Share of the device memory that weights, pools and logits may fill; the rest is the runtime's.
     runtime_gb

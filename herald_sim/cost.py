@@ -10,29 +10,28 @@ from typing import Literal
 
 from herald_pipeline.hardware import known
 from herald_pipeline.pipeline import Pipeline
-from herald_pipeline.stages import SELECTIONS, LaunchShape, Op, OpKind, Repeat, Stage, Work
+from herald_pipeline.stages import SELECTIONS, LaunchShape, Op, OpKind, Repeat, Stage, Template, Work
 from herald_sim.op_times import NS_PER_US, OpTimes, optional
 
 DRAM, H2D, D2H, DUPLEX = "dram", "h2d", "d2h", "duplex"
 RETRIEVAL_CORES = "retrieval cores"
+FIRST = "goes first"
+"""Among a flow's uses: it takes what it needs of its rates before flows without it do."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernels:
-    """Work on the GPU: ``total_ns`` alone, as kernels whose ends are where another stream's kernel can begin.
+    """Work on the GPU: ``total_ns`` alone, as kernels between which another stream's kernels can run.
 
-    ``segments`` are runs of equal kernels, as (nanoseconds of one, how many), in order.
+    ``kernel_ns`` is the mean time of one. ``wait_ns`` is what another stream's kernel waits for, in which long kernels
+    count for more: the power mean of order 3. The kernel that a random moment falls into would be the mean over time,
+    which comes near it but gets longer if only short kernels get shorter; this one never does.
     """
 
     total_ns: int
-    segments: tuple[tuple[float, int], ...]
-    count: int
+    kernel_ns: float
+    wait_ns: float
     on_gpu: Literal[True] = True
-
-    @property
-    def kernel_ns(self) -> float:
-        """Mean time of a kernel."""
-        return self.total_ns / self.count
 
 
 Uses = tuple[tuple[str, float], ...]
@@ -88,6 +87,14 @@ def needs(pipeline: Pipeline) -> frozenset[str]:
     return frozenset(found)
 
 
+def _scans(template: Template) -> frozenset[OpKind]:
+    """The ops that take a share of host memory's rate: of those that occur, the ones that read most."""
+    actions = {stage.action for stage in template.stages() if stage.resource == "cpu"}
+    if "select" in actions:
+        return SELECTIONS
+    return frozenset({OpKind.GATHER if actions else OpKind.COPY})
+
+
 class CostModel(OpTimes):
     """Prices of launches, for one pipeline on one profile."""
 
@@ -110,6 +117,7 @@ class CostModel(OpTimes):
         retrieval = engine.retrieval_kernels_per_layer
         self._retrieval_kernels = optional(retrieval) or self._kernels
         self._duplex = optional(machine.link.duplex_gb_s)
+        self._scans = _scans(self.pipeline.template)
         self._small = {stream.name for stream in self.pipeline.template.streams if stream.high_priority}
         self._classes: dict[str, Mapping[int | None, int]] = {}
         self._uses: dict[Uses, Uses] = {}
@@ -165,7 +173,7 @@ class CostModel(OpTimes):
                         segments.append(self._layer_segment(layer_ns, kinds, small, 1))
                         layer_ns, kinds = 0.0, set()
                     self._close(phases, segments)
-                    phases.append(self._flow(op))
+                    phases.append(self._flow(op, beside_kernels=stage.resource == "gpu"))
                 elif kind is OpKind.HEAD:
                     segments.append((self._gpu_ns(op), repeat.count))
                 elif kind is OpKind.SAMPLE:
@@ -208,8 +216,13 @@ class CostModel(OpTimes):
         share, rest = self._project_share, 1.0 - self._project_share
         return self._retrieval_layer_ns * (share * (OpKind.QKV in kinds) + rest * (OpKind.OUTPUT in kinds))
 
-    def _flow(self, op: Op) -> Flow:
-        """Time alone of an op that moves bytes, and the shares of the rates that it takes then."""
+    def _flow(self, op: Op, beside_kernels: bool) -> Flow:
+        """Time alone of an op that moves bytes, and the shares of the rates that it takes then.
+
+        What a stage of the GPU exchanges with the host (queries, outputs) does not queue behind copies of a pool. Of
+        host memory only one stage of a run takes a share, which replicas on a host compete with: what runs beside it is
+        in its time (:attr:`~herald_pipeline.stages.Op.beside_bytes`).
+        """
         time = self._flow_ns(op)
         if not time:
             return Flow(0, ())
@@ -221,8 +234,10 @@ class CostModel(OpTimes):
             uses.append((D2H, 1.0))
         if uses and self._duplex:
             uses.append((DUPLEX, _share((op.h2d_bytes + op.d2h_bytes) / time, self._duplex)))
-        if read is not None:
-            uses.append((DRAM, _share(op.dram_bytes / time, read.peak)))
+        if read is not None and op.kind in self._scans:
+            uses.append((DRAM, _share((op.dram_bytes + op.beside_bytes) / time, read.peak)))
+        if uses and beside_kernels and not self._emulated:
+            uses.append((FIRST, 0.0))
         return Flow(round(time), self._one_object(tuple(uses)))
 
     def _one_object(self, uses: Uses) -> Uses:
@@ -238,7 +253,9 @@ class CostModel(OpTimes):
         """Move the kernels gathered so far into a phase."""
         if segments:
             total = sum(time * count for time, count in segments)
-            phases.append(Kernels(round(total), tuple(segments), sum(count for _, count in segments)))
+            count = sum(count for _, count in segments)
+            wait_ns = (sum(time**3 * count for time, count in segments) / count) ** (1 / 3)
+            phases.append(Kernels(round(total), total / count, wait_ns))
             segments.clear()
 
 

@@ -53,7 +53,7 @@ class _VectorCosts(CostModel):
         phases = self._phases(stage, stage.work(shape, layer))
         return cast("Array | float", sum(phase.total_ns for phase in phases))
 
-    def _flow(self, op: Any) -> Flow:
+    def _flow(self, op: Any, beside_kernels: bool) -> Flow:
         return Flow(cast(int, np.rint(self._flow_ns(op))), ())
 
     def _longer(self, one: Any, other: Any) -> Any:
@@ -62,7 +62,7 @@ class _VectorCosts(CostModel):
     def _close(self, phases: list[Phase], segments: list[tuple[float, int]]) -> None:
         if segments:
             total = sum(time * count for time, count in segments)
-            phases.append(Kernels(cast(int, np.rint(total)), (), 1))
+            phases.append(Kernels(cast(int, np.rint(total)), 0.0, 0.0))  # nothing waits: no turns
             segments.clear()
 
     def _gemm_share(self, tokens: Any) -> Any:

@@ -69,7 +69,8 @@ class OpTimes:
         if op.kind is OpKind.GATHER:
             share = self._read("gather_dram_efficiency", engine.gather_dram_efficiency, op.dram_bytes)
             overhead = optional(engine.gather_overhead_us) * NS_PER_US
-            return overhead + op.dram_bytes / (known(machine.dram.read_gb_s).peak * share)
+            rate = known(machine.dram.read_gb_s).peak
+            return overhead + op.dram_bytes / (rate * share) + self._beside_ns(op)
         if op.kind is OpKind.GATHER_FUSED:
             share = self._read("fused_gather_dram_efficiency", engine.fused_gather_dram_efficiency, op.dram_bytes)
             return op.dram_bytes / (known(machine.dram.read_gb_s).peak * share)
@@ -78,7 +79,11 @@ class OpTimes:
         efficiency = 1.0 if name is None else self._read(name, getattr(engine, name), size)
         up = self._link_rate("h2d_gb_s", machine.link.h2d_gb_s, op.h2d_bytes)
         down = self._link_rate("d2h_gb_s", machine.link.d2h_gb_s, op.d2h_bytes)
-        return (op.h2d_bytes / up + op.d2h_bytes / down) / efficiency
+        time = (op.h2d_bytes / up + op.d2h_bytes / down) / efficiency
+        for whole, num_bytes in ((machine.link.duplex_gb_s, size), (machine.dram.read_gb_s, op.dram_bytes)):
+            if whole is not None:
+                time = self._longer(time, num_bytes / whole.peak)
+        return time
 
     def _link_rate(self, name: str, rate: Quantity | None, num_bytes: float) -> float:
         """Rate of one direction; a direction that nothing crosses is not asked for."""
@@ -95,7 +100,15 @@ class OpTimes:
         flops = known(machine.cpu.attention_tflop_s).peak * _FLOP_NS_PER_TFLOP_S
         flops *= self._read("select_flops_efficiency", engine.select_flops_efficiency, op.queries)
         time = op.dram_bytes / (known(machine.dram.read_gb_s).peak * share) + op.cpu_flops / flops
-        return time + optional(engine.select_overhead_us) * NS_PER_US
+        return time + optional(engine.select_overhead_us) * NS_PER_US + self._beside_ns(op)
+
+    def _beside_ns(self, op: Op) -> float:
+        """Time in which memory moves what is copied beside a scan or gather, which has what is left.
+
+        Cores that play the GPU take turns, copies included: nothing runs beside.
+        """
+        machine = self.profile.machine
+        return 0.0 if machine.gpu.emulated else op.beside_bytes / known(machine.dram.read_gb_s).peak
 
     def _longer(self, one: float, other: float) -> float:
         """The later of two ends; fast mode prices all blocks at once and overrides it."""

@@ -18,7 +18,7 @@ from herald_pipeline.result import Result
 from herald_pipeline.units import GB
 from herald_pipeline.workload import Workload
 from herald_sim.clock import Clock
-from herald_sim.cost import DRAM, Flow, Uses
+from herald_sim.cost import DRAM, FIRST, Flow, Uses
 from herald_sim.resources import Done, SharedRates, StartFlow, Work
 from herald_sim.simulate import conclude, prepare, simulate
 
@@ -128,4 +128,4 @@ class SharedHost:
 
 def _name(resource: str, replica: int) -> str:
     """A rate's name on the host: DRAM is every replica's, everything else its own."""
-    return resource if resource == DRAM else f"{resource} of replica {replica}"
+    return resource if resource in (DRAM, FIRST) else f"{resource} of replica {replica}"

@@ -6,32 +6,25 @@ something joins or leaves.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from math import ceil
 from typing import Any
 
 from herald_sim.clock import Alarm, Clock
-from herald_sim.cost import Flow, Kernels, Uses
+from herald_sim.cost import FIRST, Flow, Kernels, Uses
 
 
 class Work:
     """What resources carry: a launch's current phase, and how far it is.
 
-    On the GPU: kernels ``left`` and ``kernel_ns`` of each; ``began`` when it was first (or last) alone, ``pushed`` by
-    the other launch's kernels since; ``end_ns`` when it ends as things stand, ``armed_ns`` when a timer asks next.
-    On a shared rate: ``remaining`` nanoseconds at full speed as of ``since_ns``, and its ``speed`` since.
+    ``remaining``: nanoseconds that it takes alone. On the GPU: ``end_ns`` when it ends as things stand, ``armed_ns``
+    when a timer asks next. On a shared rate: what remains is as of ``since_ns``, and goes at ``speed`` since.
     """
 
     __slots__ = (
-        "alone",
         "armed_ns",
-        "began",
         "end_ns",
         "ends_ns",
         "flow",
-        "kernel_ns",
         "kernels",
-        "left",
-        "pushed",
         "remaining",
         "since_ns",
         "speed",
@@ -39,12 +32,7 @@ class Work:
     )
     kernels: Kernels
     flow: Flow
-    began: float
-    pushed: float
-    alone: bool
-    left: int
-    kernel_ns: float
-    end_ns: int | None
+    end_ns: int
     armed_ns: int | None
     remaining: float
     since_ns: int
@@ -62,9 +50,12 @@ StartFlow = Callable[[Any, Flow, int], None]
 class Gpu:
     """One GPU: a **large** launch (a denoise forward) and a **small** one of a high-priority stream share it.
 
-    Kernels are not preempted. A small launch's kernel begins at the next kernel boundary of the large one, then the
-    large one's next kernel runs, and so on in turn. So n small kernels wait for about n large ones, and push the large
-    launch back by their own time: queueing follows from kernel counts. Launches of one class run one after another.
+    Kernels are not preempted. A small launch's kernel waits for the large one's kernel that is under way
+    (:attr:`~herald_sim.cost.Kernels.wait_ns`), runs, and then the next one waits. In the mean over many turns that is
+    a flow: of every ``wait_ns`` + ``kernel_ns`` nanoseconds the large launch has the first part, the small one the
+    other, and the GPU never rests while there is work. So queueing follows from kernel counts, and which kernel meets
+    which, an accident of nanoseconds, decides nothing: more of a resource then never hurts (ARCHITECTURE.md has the
+    proof). Launches of one class run one after another.
     """
 
     def __init__(self, env: Clock, done: Done) -> None:
@@ -74,114 +65,87 @@ class Gpu:
         self._large: Work | None = None
         self._small: Work | None = None
         self._waiting: dict[bool, deque[Work]] = {False: deque(), True: deque()}
+        self._ratio = 0.0
+        """Where both run: the large launch's time in every nanosecond of the small one's."""
+        self._since = 0
+        """What remains of both is as of this time."""
 
     def start(self, work: Work, kernels: Kernels, small: bool, now: int) -> None:
         """Run ``kernels`` of ``work``; ``done(work, time)`` is called when they have run."""
         work.kernels = kernels
-        work.pushed = 0.0
-        work.alone = False
+        work.remaining = float(kernels.total_ns)
         work.armed_ns = None
         if (self._small if small else self._large) is not None:
             self._waiting[small].append(work)
-        elif small:
-            self._begin_small(work, now)
+            return
+        self._run_until(now)
+        if small:
+            self._small = work
         else:
-            self._begin_large(work, now)
+            self._large = work
+        self._plan(now)
 
-    def _begin_small(self, work: Work, now: int) -> None:
-        self._small = work
-        work.left = work.kernels.count
-        work.kernel_ns = work.kernels.kernel_ns
-        self._plan_small(work, now)
+    def _run_until(self, now: int) -> None:
+        """Take off what has run since the last change."""
+        passed, small, large = now - self._since, self._small, self._large
+        self._since = now
+        if small is None:
+            if large is not None:
+                large.remaining -= passed
+        elif large is None:
+            small.remaining -= passed
+        else:
+            own = passed / (1.0 + self._ratio)
+            small.remaining -= own
+            large.remaining -= passed - own
 
-    def _plan_small(self, work: Work, at: float) -> None:
-        """Find where the small launch's remaining kernels end, first waiting at ``at``."""
-        large, left = self._large, work.left
+    def _plan(self, now: int) -> None:
+        """Find when each launch ends if nothing joins."""
+        small, large = self._small, self._large
+        if small is None:
+            if large is not None:
+                self._arm(large, now + large.remaining)
+            return
         if large is None:
-            work.began = at
-            work.alone = True
-            self._arm(work, at + left * work.kernel_ns)
+            self._arm(small, now + small.remaining)
             return
-        work.alone = False
-        position = at - large.began - large.pushed
-        inside, reached = _boundaries(large.kernels, position, left)
-        pushed = inside * work.kernel_ns
-        large.pushed += pushed
-        self._arm(large, large.began + large.kernels.total_ns + large.pushed)
-        if inside == left:
-            self._arm(work, at + max(0.0, reached - position) + pushed)
+        kernel_ns = small.kernels.kernel_ns
+        ratio = self._ratio = large.kernels.wait_ns / kernel_ns if kernel_ns else 0.0
+        both = now + small.remaining + large.remaining
+        pushed = small.remaining * ratio
+        if pushed <= large.remaining:
+            self._arm(small, now + small.remaining + pushed)
+            self._arm(large, both)
         else:
-            # The rest waits for what follows the large launch; its end is planned then.
-            work.left = left - inside
-            work.end_ns = None
-
-    def _begin_large(self, work: Work, now: int) -> None:
-        small = self._small
-        self._large = work
-        if small is None or not small.alone:
-            work.began = float(now)
-            self._arm(work, now + work.kernels.total_ns)
-            return
-        # The small launch runs alone: the kernel that it is in ends first.
-        elapsed = now - small.began
-        started = min(small.left, int(elapsed / small.kernel_ns) + 1)
-        work.began = max(float(now), small.began + started * small.kernel_ns)
-        small.left -= started
-        self._arm(work, work.began + work.kernels.total_ns)
-        if small.left:
-            self._plan_small(small, work.began)
-        else:
-            # It is in its last kernel: the end that was planned stands.
-            small.alone = False
+            # What is left of the small launch runs alone, or beside what follows the large one.
+            self._arm(large, now + large.remaining * (1.0 + 1.0 / ratio))
+            self._arm(small, both)
 
     def _arm(self, work: Work, end: float) -> None:
         """Let ``work`` end at ``end``. Ends only ever move later, so an earlier timer is kept and asks again."""
         end_ns = work.end_ns = round(end)
         if work.armed_ns is None:
-            work.armed_ns = end_ns
-            self._at(end_ns, work, self._calls)
+            work.armed_ns = end_ns if end_ns > self._since else self._since
+            self._at(work.armed_ns, work, self._calls)
 
     def _fire(self, alarm: Alarm) -> None:
         work: Work = alarm._value
-        now, end = work.armed_ns, work.end_ns
-        if end is None or now is None:
-            work.armed_ns = None
-            return
-        if end > now:
-            work.armed_ns = end
-            self._at(end, work, self._calls)
+        now = work.armed_ns
+        assert now is not None
+        if work.end_ns > now:
+            work.armed_ns = work.end_ns
+            self._at(work.end_ns, work, self._calls)
             return
         work.armed_ns = None
-        if work is self._large:
-            self._large = None
-            small = self._small
-            if small is not None and small.end_ns is None:
-                self._plan_small(small, now)
-            if self._waiting[False]:
-                self._begin_large(self._waiting[False].popleft(), now)
+        self._run_until(now)
+        small = work is self._small
+        follower = self._waiting[small].popleft() if self._waiting[small] else None
+        if small:
+            self._small = follower
         else:
-            self._small = None
-            if self._waiting[True]:
-                self._begin_small(self._waiting[True].popleft(), now)
+            self._large = follower
+        self._plan(now)
         self._done(work, now)
-
-
-def _boundaries(kernels: Kernels, position: float, wanted: int) -> tuple[int, float]:
-    """Up to ``wanted`` kernel boundaries from ``position`` on, the launch's end left out; and where the last lies."""
-    # Boundary i is the end of kernel i, counted from 1; base and number are those of the segment's start.
-    first, last = 0, -1
-    base, number = 0.0, 0
-    for time, count in kernels.segments:
-        length = time * count
-        if not first and position < base + length:
-            # The tolerance is for sums of kernel times: a boundary just reached is reached.
-            first = max(1, number + ceil((position - base) / time - 1e-6))
-            last = min(kernels.count - 1, first + wanted - 1)
-        if first and last <= number + count:
-            return (last - first + 1, base + (last - number) * time) if last >= first else (0, position)
-        base += length
-        number += count
-    return 0, position
 
 
 _MAX_CACHED = 512
@@ -258,6 +222,9 @@ class SharedRates:
             work.remaining -= (now - work.since_ns) * before
         work.since_ns = now
         work.speed = speed
+        if not speed:
+            work.timer = None  # it stands until flows that go first have ended
+            return
         delay = round(work.remaining / speed)
         ends_ns = work.ends_ns = now + delay if delay > 0 else now
         work.timer = self._at(ends_ns, work, self._calls)
@@ -276,10 +243,20 @@ class SharedRates:
 
 
 def fair_speeds(uses: Sequence[Uses]) -> tuple[float, ...]:
-    """Speed of each flow, at most 1, from the share of each rate that it uses at speed 1."""
+    """Speed of each flow, at most 1, from the share of each rate that it uses at speed 1.
+
+    Flows that go :data:`~herald_sim.cost.FIRST` share among themselves; the others share what they leave.
+    """
     speeds = [1.0] * len(uses)
-    rising = set(range(len(uses)))
     room = dict.fromkeys((name for flow in uses for name, _ in flow), 1.0)
+    first = {index for index, flow in enumerate(uses) if (FIRST, 0.0) in flow}
+    for rising in (first, set(range(len(uses))) - first):
+        _fill(uses, rising, room, speeds)
+    return tuple(speeds)
+
+
+def _fill(uses: Sequence[Uses], rising: set[int], room: dict[str, float], speeds: list[float]) -> None:
+    """Raise the speeds of flows ``rising`` alike until the room of a rate is used up, or all are at 1."""
     while rising:
         load = dict.fromkeys(room, 0.0)
         for index in rising:
@@ -297,4 +274,6 @@ def fair_speeds(uses: Sequence[Uses]) -> tuple[float, ...]:
             rising.discard(index)
             for used, share in uses[index]:
                 room[used] = max(0.0, room[used] - share * level)
-    return tuple(speeds)
+    for index in rising:
+        for used, share in uses[index]:
+            room[used] = max(0.0, room[used] - share)

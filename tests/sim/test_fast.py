@@ -40,7 +40,7 @@ def test_fast_is_too_fast_where_streams_contend_and_says_by_how_much(paper_profi
     workload = Workload.uniform(32768, 80, gen_tokens=320)
     events = simulate(pipeline, paper_profile, workload, beyond_memory=True)
     fast = simulate(pipeline, paper_profile, workload, beyond_memory=True, fast=True)
-    assert 1.0 < fast.throughput_tok_s / events.throughput_tok_s < 1.15
+    assert 1.0 < fast.throughput_tok_s / events.throughput_tok_s < 1.35
     stated = fast.extra["contention_error"]
     assert stated == pytest.approx(fast.throughput_tok_s / events.throughput_tok_s - 1, abs=0.02)
     assert fast.extra["mode"].startswith("fast")

@@ -28,7 +28,7 @@ def test_a_selection_that_reads_less_has_its_own_share_of_the_read_rate(keys, na
     base = changed_profile("engine.select_dram_efficiency=0.8")
     same, slow = (changed_profile(f"engine.{name}={share}", *base.overrides) for share in (0.8, 0.4))
     assert costs_of(pipeline, same)["select"] == costs_of(pipeline, base)["select"]
-    assert costs_of(pipeline, slow)["select"] > 1.5 * costs_of(pipeline, base)["select"]
+    assert costs_of(pipeline, slow)["select"] > 1.4 * costs_of(pipeline, base)["select"]
 
 
 def test_what_a_fused_gather_adds_to_its_selection_is_its_own_share(changed_profile, pipeline_of):
@@ -37,7 +37,8 @@ def test_what_a_fused_gather_adds_to_its_selection_is_its_own_share(changed_prof
         costs_of(pipeline, changed_profile(f"engine.fused_gather_dram_efficiency={share}"))["select"]
         for share in (0.5, 0.25)
     )
-    plain = costs_of(pipeline_of("herald"), changed_profile())["select"]
+    # What is copied beside the next scan is alike where the device reads the rows.
+    plain = costs_of(pipeline_of("herald", gather="gpu"), changed_profile())["select"]
     assert dear - plain == pytest.approx(2 * (free - plain), rel=1e-6)
 
 
@@ -72,7 +73,7 @@ def test_a_step_is_priced_with_the_lanes_that_its_graph_has(changed_profile, pip
     base, padded = changed_profile("engine.lane_padding=1.0"), changed_profile("engine.lane_padding=1.5")
     herald = pipeline_of("herald")
     longer = {name: costs_of(herald, padded)[name] / cost for name, cost in costs_of(herald, base).items() if cost}
-    assert 1.2 < longer["denoise"] < 1.5
+    assert 1.1 < longer["denoise"] < 1.5
     # Retrieval forwards one token a request, in no lanes.
     assert longer["project"] == longer["finish"] == longer["select"] == 1.0
 
