@@ -9,7 +9,11 @@ from herald_pipeline.hardware import known
 from herald_sim.exhibits.targets import HARDWARE, Target
 
 PAPER = hardware_io.resolve(HARDWARE)
-TRUE = {name: known(getattr(PAPER.engine, name)).peak * (1.1 if at % 2 else 0.9) for at, name in enumerate(FREE)}
+# Within the bounds: a share that the profile has at its bound cannot be larger.
+TRUE = {
+    name: min(known(getattr(PAPER.engine, name)).peak * (1.1 if at % 2 else 0.9), 0.95 * FREE[name][1])
+    for at, name in enumerate(FREE)
+}
 
 
 def value_of(profile, name):
