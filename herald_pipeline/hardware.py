@@ -193,7 +193,8 @@ class Engine:
         Share of the link's rate at which the device reads selected rows of host memory itself (``gather=gpu``).
     constant_load_efficiency
         Time of work on the device with rests over its time where it never rests: a card at its power limit lowers its
-        clock (curve over token rows). It holds for methods that leave the device no rest. Absent: 1.
+        clock (curve over token rows). It holds for methods that leave the device no rest, and not for experts: their
+        rate is that of a run's steps, which follow one another. Absent: 1.
     select_dram_efficiency, select_flops_efficiency
         Share of ``dram.read_gb_s`` of the selection kernel's pass over the KV, and share of
         ``cpu.attention_tflop_s`` of its work per query (score store and top-k included). The two times add up.

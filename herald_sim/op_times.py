@@ -123,7 +123,8 @@ class OpTimes:
         if len(self._op_ns) >= _MAX_OPS:
             self._op_ns.clear()
         time = self._op_time(op)
-        if self._never_rests:
+        # Experts are timed in steps that follow one another (calibration.gpu.steps): that load is in their rate.
+        if self._never_rests and op.kind is not OpKind.EXPERTS:
             time /= self._read("constant_load_efficiency", self._engine.constant_load_efficiency, op.tokens)
         self._op_ns[id(op)] = (op, time)
         return time

@@ -63,10 +63,18 @@ def test_a_profile_without_the_rate_is_refused_with_what_measures_it(gather, nam
 
 def test_only_methods_that_leave_the_device_no_rest_run_at_the_rate_of_constant_load(changed_profile, pipeline_of):
     base, loaded = changed_profile(), changed_profile("engine.constant_load_efficiency=0.5")
-    dense, herald = pipeline_of("dense"), pipeline_of("herald")
+    dense, herald = pipeline_of("dense", model="sdar-8b"), pipeline_of("herald")
     # Launch gaps and norms are fixed times: only work on the device takes longer.
     assert 1.5 < costs_of(dense, loaded)["denoise"] / costs_of(dense, base)["denoise"] < 2.0
     assert costs_of(herald, loaded)["denoise"] == costs_of(herald, base)["denoise"]
+
+
+def test_experts_were_timed_under_load_and_take_no_longer_for_it(changed_profile, pipeline_of):
+    changes = ("engine.constant_load_efficiency=0.5", "engine.grouped_gemm_efficiency=1e-5")
+    base, loaded = changed_profile(changes[1]), changed_profile(*changes)
+    dense = pipeline_of("dense", model="llada2-mini")
+    # At so low a rate experts are all of a step.
+    assert costs_of(dense, loaded)["denoise"] == pytest.approx(costs_of(dense, base)["denoise"], rel=0.02)
 
 
 def test_a_step_is_priced_with_the_lanes_that_its_graph_has(changed_profile, pipeline_of):
