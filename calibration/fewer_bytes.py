@@ -5,6 +5,7 @@ and FLOPs are those that the description counts, so the cost model gives the mea
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle, product
 
 import numpy as np
 
@@ -34,8 +35,8 @@ def measure(
     slots = max(rows for rows, _ in places)
     with_8_bits = kernels.Int8Keys(pool)
     try:
-        for slot in range(slots):
-            with_8_bits.update(0, slot, 0, pool.capacity_tokens, bench.retrieval_threads)
+        for layer, slot in product(range(pool.num_layers), range(slots)):
+            with_8_bits.update(layer, slot, 0, pool.capacity_tokens, bench.retrieval_threads)
         cases = {
             f"{keys} {rows}x{context}": _case(bench, pool, rows, context, with_8_bits if keys == "int8" else None)
             for keys in KEYS
@@ -59,8 +60,13 @@ def _case(
     q = np.random.default_rng(0).standard_normal((rows, 1, shape.num_heads, shape.head_dim), dtype=np.float32)
     slots, lengths, budget = np.arange(rows), np.full(rows, context), np.full(rows, max(1, context // SELECTED))
     options = kernels.SelectOptions(key_only=keys8 is None)
-    threads = bench.retrieval_threads
-    return lambda: kernels.select(pool, 0, slots, lengths, q, budget, keys8=keys8, options=options, threads=threads)
+    threads, turn = bench.retrieval_threads, cycle(range(pool.num_layers))
+
+    def call() -> object:
+        layer = next(turn)
+        return kernels.select(pool, layer, slots, lengths, q, budget, keys8=keys8, options=options, threads=threads)
+
+    return call
 
 
 def _add(
