@@ -70,7 +70,7 @@ def simulate(pipeline, profile, wanted, plan, options):
         policy=options.policy,
         kv_tokens=options.kv_tokens,
     )
-    recorder = Recorder("simulated", keep_trace=True)
+    recorder = Recorder("simulated", keep_trace=True, policy=options.policy)
     last = {r.id: r.end % BLOCK for r in wanted if r.end % BLOCK}
     tails = {r.id: len(r.prompt) % BLOCK for r in wanted}
     costs = CostModel(pipeline, profile)
@@ -123,8 +123,13 @@ def assert_alike(real, simulated):
     assert copied(real_trace) == copied(sim_trace)
     for name in COUNTS:
         assert getattr(real_result, name) == getattr(sim_result, name), name
-    counted = {name: sums["count"] for name, sums in sim_result.stages.items()}
-    assert set(real_result.stages) >= set(counted)
+    # Whether other streams end before the figures' window begins is a matter of speed; all that they did is above.
+    main = {span.stage for span in sim_trace.spans if span.stream == "main" and span.block >= 0}
+    counted = [
+        {name: sums["count"] for name, sums in result.stages.items() if name in main}
+        for result in (real_result, sim_result)
+    ]
+    assert counted[0] == counted[1] != {}
 
 
 @pytest.mark.parametrize("policy", list(BatchPolicy))
