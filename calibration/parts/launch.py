@@ -7,6 +7,7 @@ cost: bookkeeping, small kernels, waiting for the interpreter. The method is ``h
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,6 +18,7 @@ from calibration.parts.gemm import layers_model
 from calibration.points import Point
 from calibration.runs import run_point
 from calibration.timing import Timing
+from herald_exec import kernels
 from herald_exec.attention import attend_partial, merge
 from herald_exec.models import BlockModel, random_model
 from herald_exec.streams import Completion, ThreadStreams
@@ -68,7 +70,7 @@ def measure(bench: Bench) -> Part:
 
 
 def _stage_overheads(bench: Bench, part: Part) -> list[Value]:
-    """Fixed cost of retrieval's stages: their medians at a short prompt, less what layers and blocks take alone."""
+    """Fixed cost of retrieval's stages: their medians at a short prompt, less what is priced by itself."""
     shape = replace(bench.shape, vocab_size=256, mask_token_id=255, eos_token_ids=())
     block, kv = bench.block_length, str(bench.kv_dtype)
     # On a GPU nothing may run beside the pass: that its kernels wait for others' is the simulator's to find.
@@ -89,7 +91,7 @@ def _stage_overheads(bench: Bench, part: Part) -> list[Value]:
     note = f"{point.method}, {point.context} tokens, {requests} requests{beside}; least of {_RUNS} medians"
     seconds = {
         "retrieval_layer": (layer, timings["finish"]),
-        "select": (timings["select"].seconds, timings["select"]),
+        "select": (max(0.0, timings["select"].seconds - _select_alone(bench, requests)), timings["select"]),
         "gather": (timings["gather"].seconds, timings["gather"]),
         "h2d": (timings["upload"].seconds, timings["upload"]),
         "d2h": (max(0.0, timings["append"].seconds - _append_alone(bench, shape, requests)), timings["append"]),
@@ -120,6 +122,18 @@ def _layer_alone(bench: Bench, rows: int) -> float:
     layers = gemm.layers_model(bench)
     products = bench.time_host({"products": gemm.products(bench, layers, rows)})
     return products["products"].seconds / layers.shape.num_layers
+
+
+def _select_alone(bench: Bench, rows: int) -> float:
+    """Seconds of the kernel over the short run's prompts: the selection's curve begins with its fixed costs."""
+    shape, context = bench.shape, 2 * bench.block_length
+    with kernels.PagedKV(1, rows, shape.num_kv_heads, context, shape.head_dim, str(bench.dram_kv_dtype)) as pool:
+        pool.fill_normal()
+        q = np.random.default_rng(0).standard_normal((rows, 1, shape.num_heads, shape.head_dim), dtype=np.float32)
+        slots, lengths, k = np.arange(rows), np.full(rows, context), np.full(rows, max(1, context // 20))
+        threads = bench.retrieval_threads
+        timing = bench.time_host({"": lambda: kernels.select(pool, 0, slots, lengths, q, k, threads=threads)})[""]
+    return timing.seconds
 
 
 def _streams(bench: Bench, cores: dict[str, frozenset[int]]) -> ThreadStreams:
