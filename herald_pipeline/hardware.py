@@ -181,6 +181,9 @@ class Engine:
         (two fp32 passes): importance by the block's queries, top-k and the gather. Absent: ``attention_efficiency``.
     sampler_passes
         fp32 passes over the logits, per forwarded token.
+    head_efficiency
+        Share of ``gpu.peak_tflop_s`` that LM head and choice reach together (curve over the positions that they see).
+        Absent: the product by ``gemm_efficiency``, the choice by ``sampler_passes``.
     head_token_share
         Share of an open block's positions that head and sampler see, mean over its steps: an engine may leave out
         those that hold a token already. Absent: all of them.
@@ -235,6 +238,7 @@ class Engine:
     lane_padding: Quantity | None = _quantity("x", "launch", optional=True)
     top_k_efficiency: Quantity | None = _quantity("share", "selection", optional=True)
     sampler_passes: Quantity | None = _quantity("passes", "sampler")
+    head_efficiency: Quantity | None = _quantity("share", "sampler", optional=True)
     head_token_share: Quantity | None = _quantity("share", "launch", optional=True)
     decide_overhead_us: Quantity | None = _quantity("us", "launch", optional=True)
     streamed_copy_efficiency: Quantity | None = _quantity("share", "copies", "streamed")

@@ -148,8 +148,13 @@ class OpTimes:
         return op._replace(tokens=round(op.tokens * factor), gpu_flops=op.gpu_flops * factor, hbm_bytes=read)
 
     def _op_time(self, op: Op) -> float:
-        if op.kind is OpKind.HEAD and self._head_share < 1:
-            rate = self._peak * self._gemm_share(max(1, round(op.tokens * self._head_share)))
+        own_head = self._engine.head_efficiency
+        if op.kind is OpKind.SAMPLE and own_head is not None:
+            return 0.0  # the head's share of the peak holds it
+        if op.kind is OpKind.HEAD and (self._head_share < 1 or own_head is not None):
+            seen = max(1, round(op.tokens * self._head_share))
+            share = self._gemm_share(seen) if own_head is None else self._read("head_efficiency", own_head, seen)
+            rate = self._peak * share
             return self._longer(op.weight_bytes / self._weight_rate, op.gpu_flops * self._head_share / rate)
         if op.kind in _MATRICES:
             rate = self._peak * self._gemm_share(op.tokens)

@@ -6,6 +6,8 @@ than a whole pool. What the kernel's products reach is the most that any number 
 blocks of a row, as in a draft step, share what is read, and are twice the products for it.
 """
 
+from itertools import accumulate
+
 import torch
 from torch.nn import functional
 
@@ -75,7 +77,8 @@ def _computing(
 ) -> Value:
     """Share of the peak rate that the kernel's products reach, over KV bytes a query token: the second roof.
 
-    Where reading binds, products could have been faster; so of all cases with as long a prefix the fastest counts.
+    Where reading binds, or launches do, products could have been faster; so of all cases with as long a prefix, or a
+    shorter one, the fastest counts.
     """
     shape, block = bench.shape, bench.block_length
     entry = 2 * shape.num_kv_heads * shape.head_dim * bench.dtype.itemsize
@@ -94,7 +97,7 @@ def _computing(
     x = tuple(sorted(reached))
     note = f"most of any number of requests; {draft[0]} x {draft[1]} with two blocks a row"
     path, spread = "engine.attention_flops_efficiency", widest(timings.values())
-    return Value(path, "share", tuple(reached[at] for at in x), x, "B/query", spread, note)
+    return Value(path, "share", tuple(accumulate((reached[at] for at in x), max)), x, "B/query", spread, note)
 
 
 class Pool:

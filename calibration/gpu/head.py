@@ -1,8 +1,9 @@
-"""LM head and choice on a GPU: what they take beyond the head's product, and how fast its matrix is read."""
+"""LM head and choice on a GPU: what share of the peak they reach, what the choice adds, how fast the matrix is read."""
 
-from calibration.bench import Bench, Part, Value, row_of
+from calibration.bench import Bench, Part, Value, row_of, widest
 from calibration.gpu import layers
 from calibration.gpu.graphs import timed
+from calibration.parts.gemm import peak_flops
 from calibration.timing import Work
 from herald_pipeline.units import GB
 from herald_pipeline.work import WEIGHT_BYTES
@@ -19,7 +20,7 @@ def positions(bench: Bench) -> tuple[int, ...]:
 
 
 def measure(bench: Bench, part: Part) -> None:
-    """The fused head over random hidden states; the product alone is what the cost model prices it at."""
+    """The fused head over random hidden states, by positions."""
     from herald_exec.cuda.kernels.head import Head
 
     weight, sizes = bench.model.weights.head, positions(bench)
@@ -30,11 +31,12 @@ def measure(bench: Bench, part: Part) -> None:
         cases[str(n)] = lambda x=normed: head(x)  # type: ignore[misc]
     timings = timed(bench, cases)
     hbm = bench.rate("machine.gpu.bandwidth_gb_s", "attention") * GB
-    passes = {}
+    peak, passes, reached = peak_flops(bench), {}, {}
     bench.tables[TABLE] = {float(n): timings[str(n)].seconds for n in sizes}
     vocabulary = weight.shape[0]
     for n in sizes:
         rest = timings[str(n)].seconds - layers.product_seconds(bench, n, weight.numel())
+        reached[float(n)] = min(1.0, 2.0 * n * weight.numel() / timings[str(n)].seconds / peak)
         passes[n] = max(0.0, rest) * hbm / (n * vocabulary * 4.0)
         part.rows.append(row_of(timings[str(n)], tokens=n, vocabulary=vocabulary, passes=round(passes[n], 3)))
     # Of these sizes the one nearest to what a large batch's head sees: half of its positions.
@@ -49,6 +51,15 @@ def measure(bench: Bench, part: Part) -> None:
             max(0.01, passes[chosen]),
             spread=round(timings[str(chosen)].spread, 4),
             note=note,
+        ),
+        Value(
+            "engine.head_efficiency",
+            "share",
+            tuple(reached.values()),
+            tuple(reached),
+            "positions",
+            widest(timings.values()),
+            f"head and choice together, {vocabulary} tokens",
         ),
         Value(
             "engine.weight_read_efficiency",

@@ -89,3 +89,17 @@ def test_a_step_is_priced_with_the_lanes_that_its_graph_has(changed_profile, pip
 def test_a_profile_without_padding_is_one_with_none(changed_profile, pipeline_of):
     dense = pipeline_of("dense")
     assert costs_of(dense, changed_profile("engine.lane_padding=1.0")) == costs_of(dense, changed_profile())
+
+
+def test_a_share_of_the_head_s_own_replaces_products_and_passes(changed_profile, pipeline_of):
+    dense, own = pipeline_of("dense"), "engine.head_efficiency=0.02"
+    plain = changed_profile(own)
+    # What holds the choice already has no passes, and dense products' share does not matter to it.
+    assert costs_of(dense, changed_profile(own, "engine.sampler_passes=50")) == costs_of(dense, plain)
+    slower = (
+        costs_of(dense, changed_profile("engine.head_efficiency=0.01"))["denoise"] - costs_of(dense, plain)["denoise"]
+    )
+    model = dense.model
+    flops = 2 * SHAPE.masked_tokens * model.hidden_size * model.vocab_size
+    peak = plain.machine.gpu.peak_tflop_s.peak * 1e3
+    assert slower == pytest.approx(flops / peak * (1 / 0.01 - 1 / 0.02), rel=0.01)
