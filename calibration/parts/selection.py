@@ -20,7 +20,6 @@ from herald_exec import kernels
 from herald_pipeline.model import bytes_per_element
 from herald_pipeline.units import GB
 
-
 _LAYERS = 3
 """Layers of the pool on a server."""
 
