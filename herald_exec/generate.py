@@ -106,7 +106,7 @@ def decode_settings(
     if threshold is not None or decoder == "confidence":
         decoder_params["threshold"] = usual if threshold is None else threshold
     known = schedulers.REGISTRY.parameters(scheduler)
-    size = {("block" if "block" in known else "s_init"): block or shape.block_length}
+    size = {("block" if "block" in known else "s_init"): shape.block_length if block is None else block}
     policy = make_policy(
         decoder,
         scheduler,

@@ -112,7 +112,8 @@ def _settings(texts: Sequence[str]) -> dict[str, Any]:
         try:
             found[path.removeprefix(_PREFIX)] = value if isinstance(like, str) else type(like)(value)
         except ValueError:
-            problems.append(f"--set: {path} must be a number, got {value!r}")
+            kind = "a whole number" if isinstance(like, int) else "a number"
+            problems.append(f"--set: {path} must be {kind}, got {value!r}")
     raise_problems(problems)
     return found
 

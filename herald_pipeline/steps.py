@@ -87,23 +87,27 @@ class RecordedSteps:
     """Accepted tokens of every step, as a real run recorded them; T is how many steps there are.
 
     ``rows[r][n]`` are the counts of block n of request r; they sum to B, or to fewer where a prompt's tail filled part
-    of the block.
+    of the block. ``window`` is W of a run whose window slides (0: none does): a step then counts what it accepted in
+    the whole window, so that a block may hold up to W, take up to W steps, or take one that finds all of it committed.
     """
 
     rows: tuple[tuple[tuple[int, ...], ...], ...]
     block_length: int = 32
+    window: int = 0
 
     def __post_init__(self) -> None:
         problems: list[str | None] = []
+        ahead = self.window > self.block_length
+        most, least = (self.window, 0) if ahead else (self.block_length, 1)
         if not self.rows or not all(self.rows):
             problems.append("commits: the recording is empty; give at least one block of one request")
         for r, row in enumerate(self.rows):
             for n, counts in enumerate(row):
                 path = f"commits: request {r}, block {n}"
-                problems.append(_check_steps(len(counts), path, self.block_length))
+                problems.append(_check_steps(len(counts), path, most, "window" if ahead else "block length"))
                 problems += [check_number(count, path, minimum=0, integer=True) for count in counts]
-                if not any(problems) and not 0 < sum(counts) <= self.block_length:
-                    problems.append(f"{path} must sum to 1..{self.block_length} tokens, got {sum(counts)}")
+                if not any(problems) and not least <= sum(counts) <= most:
+                    problems.append(f"{path} must sum to {least}..{most} tokens, got {sum(counts)}")
         raise_problems(problems)
 
     def steps(self, request: int, block: int) -> int:
@@ -169,10 +173,10 @@ _DISTRIBUTIONS = {
 }
 
 
-def _check_steps(count: object, path: str, block_length: int) -> str | None:
+def _check_steps(count: object, path: str, most: int, what: str = "block length") -> str | None:
     problem = check_number(count, path, minimum=1, integer=True)
-    if problem is None and isinstance(count, int | float) and count > block_length:
-        return f"{path} must be <= block length {block_length} (every step accepts at least one token), got {count:g}"
+    if problem is None and isinstance(count, int | float) and count > most:
+        return f"{path} must be <= {what} {most} (every step accepts at least one token), got {count:g}"
     return problem
 
 
@@ -210,8 +214,8 @@ def read_steps(path: str | Path, block_length: int = 32) -> Steps:
     return ListedSteps(tuple(tuple(_whole(value, where) for value in row) for row in rows), block_length)
 
 
-def read_commits(path: str | Path, block_length: int = 32) -> RecordedSteps:
-    """Accepted tokens by request, block and step, from JSON ``[[[tokens, ..], ..], ..]``."""
+def read_commits(path: str | Path, block_length: int = 32, window: int = 0) -> RecordedSteps:
+    """Accepted tokens by request, block and step, from JSON ``[[[tokens, ..], ..], ..]``; ``window`` as above."""
     text, where = _text(path)
     rows = _json(text, where)
     try:
@@ -219,7 +223,7 @@ def read_commits(path: str | Path, block_length: int = 32) -> RecordedSteps:
     except TypeError:
         message = f"{where} must hold lists of requests of blocks of token counts, for example [[[2, 30], [32]]]"
         raise ConfigError(message) from None
-    return RecordedSteps(nested, block_length)
+    return RecordedSteps(nested, block_length, window)
 
 
 def _text(path: str | Path) -> tuple[str, str]:

@@ -96,9 +96,10 @@ class Options:
         """The profile's memory within the limits given."""
         return Memory.of(profile, hbm_limit_gb=self.hbm_limit_gb, host_limit_gb=self.host_limit_gb)
 
-    def workload(self, block_length: int, batch: int | None = None) -> Workload:
-        """Requests, batch and steps; ``batch`` overrides the one given."""
-        plan = self._plan(block_length)
+    def workload(self, settings: Settings, batch: int | None = None) -> Workload:
+        """Requests, batch and steps of a pipeline with ``settings``; ``batch`` overrides the one given."""
+        block_length = settings.block_length
+        plan = self._plan(settings)
         slots = batch if batch is not None else self.batch
         if slots is None:
             message = "--batch is missing: how many requests are decoded together"
@@ -122,7 +123,8 @@ class Options:
             policy=self.batch_policy,
         )
 
-    def _plan(self, block_length: int) -> Steps | None:
+    def _plan(self, settings: Settings) -> Steps | None:
+        block_length = settings.block_length
         given = [
             name
             for name, value in (("--steps", self.steps), ("--steps-file", self.steps_file), ("--commits", self.commits))
@@ -136,7 +138,7 @@ class Options:
         if self.steps_file is not None:
             return read_steps(self.steps_file, block_length)
         if self.commits is not None:
-            return read_commits(self.commits, block_length)
+            return read_commits(self.commits, block_length, settings.window_length)
         return None
 
     def _settings(self) -> dict[str, Any]:

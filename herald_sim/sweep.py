@@ -166,7 +166,7 @@ def run_point(point: Mapping[str, Any], fast: bool) -> dict[str, Any]:
     try:
         options = options_of(point)
         pipeline, profile = options.pipeline(), options.profile()
-        workload = options.workload(pipeline.settings.block_length)
+        workload = options.workload(pipeline.settings)
         result = simulate(pipeline, profile, workload, memory=options.memory(profile), fast=fast).to_dict()
     except CapacityError as problem:
         first = str(problem).splitlines()[0]

@@ -120,7 +120,7 @@ def answer(question: Question) -> list[Section]:
         options = question.options(method)
         pipeline, profile = options.pipeline(), options.profile()
         try:
-            result = simulate(pipeline, profile, options.workload(pipeline.settings.block_length))
+            result = simulate(pipeline, profile, options.workload(pipeline.settings))
         except HeraldError as problem:
             refused.append(f"{method}: {problem}")
             continue

@@ -99,13 +99,13 @@ def peak(
     memory, length = options.memory(profile), pipeline.settings.block_length
 
     def throughput(size: int) -> float:
-        result = simulate(pipeline, profile, options.workload(length, size), memory=memory)
+        result = simulate(pipeline, profile, options.workload(pipeline.settings, size), memory=memory)
         if result.throughput_tok_s is None:
             message = f"peak needs answers of two blocks or more: pass --gen-tokens {2 * length} or above"
             raise ConfigError(message)
         return result.throughput_tok_s
 
-    found = find_peak(pipeline, options.workload(length).largest_request_tokens, profile, memory, throughput)
+    found = find_peak(pipeline, options.workload(pipeline.settings).largest_request_tokens, profile, memory, throughput)
     if as_json:
         names = {"model": pipeline.model.name, "method": method, "hardware": profile.name}
         print_json({**names, "context": context, **found.as_dict()})
@@ -149,7 +149,7 @@ def explain(
     )
     pipeline, profile = options.pipeline(), options.profile()
     note(*profile.warnings)
-    found = explained(pipeline, profile, options.workload(pipeline.settings.block_length))
+    found = explained(pipeline, profile, options.workload(pipeline.settings))
     if as_json:
         print_json(found.as_dict())
     else:

@@ -142,7 +142,7 @@ def run(
     if trace_out is not None:
         check_writable(trace_out, "trace")
     pipeline, profile = options.pipeline(), options.profile()
-    workload = options.workload(pipeline.settings.block_length)
+    workload = options.workload(pipeline.settings)
     note(*profile.warnings)
     rates = resolved(profile)
     stated = [f"{name} {value:g}" if is_number(value) else f"{name} {value}" for name, value in rates.items()]

@@ -242,6 +242,17 @@ def test_recorded_commits_give_the_steps_they_took(tmp_path):
     assert plan.commits(0, 0) == (10, 20, 2)
 
 
+def test_a_period_of_a_window_that_slides_may_have_been_committed_ahead(tmp_path):
+    path = write(tmp_path, json.dumps([[[1] * 40, [0]], [[40], [24]]]), "commits.json")
+    plan = steps.read_commits(path, 32, window=64)
+    assert [plan.steps(0, 0), plan.steps(0, 1), plan.steps(1, 0), plan.steps(1, 1)] == [40, 1, 1, 1]
+    for refused in (32, 0):
+        with pytest.raises(ConfigError, match="block length 32"):
+            steps.read_commits(path, 32, window=refused)
+    with pytest.raises(ConfigError, match=r"must sum to 0\.\.64 tokens, got 65"):
+        steps.read_commits(write(tmp_path, "[[[65]]]", "commits.json"), 32, window=64)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

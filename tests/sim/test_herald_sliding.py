@@ -32,3 +32,16 @@ def test_a_wider_window_costs_more_for_the_same_steps():
 @pytest.mark.parametrize("steps", [6, 12])
 def test_fewer_steps_a_period_are_faster(steps):
     assert run("herald-sliding", steps)["throughput_tok_s"] > run("herald-sliding", 2 * steps)["throughput_tok_s"]
+
+
+def test_commits_of_a_window_are_replayed_step_for_step(tmp_path):
+    """As herald-exec writes them: tokens of the whole window, in more steps than a period has tokens, or in none."""
+    recorded = tmp_path / "commits.json"
+    recorded.write_text(json.dumps([[[1] * 40, [24], [0], [8] * 5]] * 8))
+    options = (*RUN, "--method", "herald-sliding", "--gen-tokens", "128", "--commits", str(recorded), "--json")
+    result = CliRunner().invoke(app, options)
+    assert result.exit_code == 0, result.output
+    # After the first block: T + 1 forwards each, of T = 1, 1 and 5.
+    assert json.loads(result.stdout)["forwards_per_block"] == pytest.approx((2 + 2 + 6) / 3)
+    refused = CliRunner().invoke(app, (*options, "--set", "settings.window_blocks=1"))
+    assert "must be <= block length 32" in str(refused.exception)
