@@ -128,7 +128,9 @@ def _belongs(run: Ran, protocol: Protocol) -> bool:
     point = run.sample.point
     met = {name: float(value) for name, value in point.conditions if name == "link"}
     wanted = {name: float(value) for name, value in protocol.options.items() if name == "link"}
-    others = [name for name, _ in point.conditions if name not in ("link", "hbm")]
+    # Whoever gathers what a step fetches, the same bytes cross the link.
+    alike = ("link", "hbm", "gather") if protocol.name.endswith("fetch_per_step") else ("link", "hbm")
+    others = [name for name, _ in point.conditions if name not in alike]
     same = point.method == HIT_BY[protocol.name] and point.context == protocol.context and point.steps == protocol.steps
     return same and met == wanted and not others and point.budget in (None, BUDGET)
 

@@ -18,7 +18,7 @@ from herald_exec.models.base import BlockModel
 from herald_exec.models.layers import Rotary, rms_norm, rotate
 from herald_exec.pools import KV
 from herald_exec.prefill import top_positions
-from herald_exec.retrieval import write_selected
+from herald_exec.retrieval import land_selected
 from herald_exec.session import Session, Task, action
 from herald_pipeline.pools import Buffer, Region
 
@@ -76,6 +76,10 @@ class PartialKeys:
     def num_bytes(self) -> int:
         """Bytes held."""
         return sum(keys.nbytes for keys in self._keys)
+
+    def keys(self, layer: int) -> Tensor:
+        """K' of a layer, ``[slots, kv, tokens, c]``."""
+        return self._keys[layer]
 
     def begin(self, layer: int, slot: int, queries: Tensor) -> None:
         """Fix the basis of a request by its prompt's ``queries [n, heads, d]``, before its keys are written."""
@@ -191,8 +195,8 @@ def as_selection(picked: Sequence[Tensor]) -> Selection:
 
 @action("fetch_rows")
 def fetch_rows(session: Session, task: Task) -> None:
-    """Picked entries, row by row, from host memory into the sparse pool."""
-    known = task.reads("picked") or task.reads("indices")
+    """Picked entries, row by row, from host memory to where the stage declares them."""
+    known = task.reads("picked") or task.reads("indices") or task.reads("indices", buffer=Buffer.RING)
     task.require(task.reads("full", Region.PREFIX) and known, "fetching picked entries")
     rows = task.rows
     found = session.pools.indices[task.layer, rows[0].slot]
@@ -204,7 +208,7 @@ def fetch_rows(session: Session, task: Task) -> None:
         span = slice(0, row.to_select)
         moved = KV(*(part[i : i + 1, :, span].to(session.device) for part in (keys, values)))
         task.num_bytes += moved.num_bytes
-        write_selected(session, task, [row], moved, torch.from_numpy(found.indices[i : i + 1, :, span]))
+        land_selected(session, task, [row], moved, torch.from_numpy(found.indices[i : i + 1, :, span]))
 
 
 @action("step_layer")

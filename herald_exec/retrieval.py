@@ -175,7 +175,7 @@ def upload(session: Session, task: Task) -> None:
     for group in _alike(rows):
         count = rows[group.start].to_select
         kv = KV(place.keys[group, :, :count], place.values[group, :, :count])
-        _land(session, task, rows[group], kv, positions[group, :, :count])
+        land_selected(session, task, rows[group], kv, positions[group, :, :count])
     task.num_bytes += sum(row.to_select for row in rows) * session.entry_bytes()
 
 
@@ -186,7 +186,7 @@ def _alike(rows: tuple[Row, ...]) -> list[slice]:
     return [slice(i, i + 1) for i in range(len(rows))]
 
 
-def _land(session: Session, task: Task, rows: tuple[Row, ...], kv: KV, positions: torch.Tensor) -> None:
+def land_selected(session: Session, task: Task, rows: Sequence[Row], kv: KV, positions: torch.Tensor) -> None:
     """Uploaded entries ``[R, kv, k, d]`` of a layer where the stage declares them."""
     if not task.writes("fetched", buffer=Buffer.RING):
         write_selected(session, task, rows, kv, positions)

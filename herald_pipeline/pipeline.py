@@ -94,7 +94,10 @@ def build(model: ModelShape, method: Method | str, **settings: Any) -> Pipeline:
     resolved = default.replace(**settings)
     _check_settings(model, chosen, resolved)
     template, pools = chosen.build(Parts(model, resolved))
-    if resolved.gather != "cpu" and not {"select", "upload"} <= {stage.name for stage in template.stages()}:
+    names = {stage.name for stage in template.stages()}
+    # What a proxy on the device picked cannot be gathered within a selection of the CPU.
+    brings = "upload" in names and ("select" in names or resolved.gather == "gpu")
+    if resolved.gather != "cpu" and not brings:
         message = (
             f"gather={resolved.gather} says how entries that the CPU selected are brought together, and {chosen.name} "
             "brings none; use gather=cpu, or a method such as herald"

@@ -31,6 +31,12 @@ def fused_problem(session: Session) -> str | None:
         if full.dtype is not session.model.kv_dtype:
             return "the host keeps KV in another format than the device"
         return "check keeps positions on the host" if session.pools.check else policy_problem(session.policy)
+    actions = {stage.action for stage in session.pipeline.template.stages()}
+    if "proxy" in actions:
+        # Rows that the device reads itself it reads as they lie there.
+        if "fetch_rows" in actions and session.pools.hosts["full"].dtype is not session.model.kv_dtype:
+            return "the host keeps KV in another format than the device"
+        return "check keeps positions on the host" if session.pools.check else policy_problem(session.policy)
     held = [session.pools.stores.get(name) for name in ("full", "exact", "sparse")]
     if not all(any(store is not None and store.holds(layer) for store in held) for layer in range(session.num_layers)):
         return "steps go layer by layer over KV that is brought to the device"

@@ -18,6 +18,7 @@ from herald_exec.cuda.block_pass import BlockPass, has_block_pass
 from herald_exec.cuda.fetched import FetchedForward, fetches
 from herald_exec.cuda.forward import LaneForward
 from herald_exec.cuda.lanes import bucket
+from herald_exec.cuda.proxy_pass import ProxyPass, has_proxy, keep_partial
 from herald_exec.cuda.rows import RowFetch, reads_rows
 from herald_exec.cuda.selection import SelectionPass, has_own_pass
 from herald_exec.cuda.streams import Foreseen
@@ -48,7 +49,8 @@ class DeviceActions:
         steps = any(stage.action == "denoise" for stage in session.pipeline.template.stages())
         served = Counter(source(session, layer).name for layer in range(session.num_layers) if steps)
         self._layers = [(session.pools.stores[name], layers) for name, layers in served.items()]
-        self.rows = RowFetch(session) if reads_rows(session) else None
+        self.proxies = ProxyPass(session, self.forward, self.acceptance, graphs=graphs) if has_proxy(session) else None
+        self.rows = RowFetch(session, self.proxies) if reads_rows(session) else None
         self._prepared = False
         self._filled = False
         stores = session.pools.stores
@@ -66,7 +68,7 @@ class DeviceActions:
             own.update(
                 project=self.selection.project, finish=self.selection.finish, exact_layer=self.selection.exact_layer
             )
-        for part in (self.block_pass, self.fetched):
+        for part in (self.block_pass, self.fetched, self.proxies):
             if part is not None:
                 own.update(part.table())
         if self.rows is not None:
@@ -99,13 +101,12 @@ class DeviceActions:
 
     def _keep_partial(self, task: Task, rows: Sequence[Row]) -> None:
         """Partial keys of completed blocks, out of the clean KV that the forward has left."""
-        pools, done = self.session.pools, [row for row in rows if row.mode.completes]
-        if pools.partial is None or not done:
+        done = [row for row in rows if row.mode.completes]
+        if self.session.pools.partial is None or not done:
             return
         task.require(task.writes("partial", Region.BLOCK), "writing partial keys")
-        slots, starts = [row.slot for row in done], [row.prefix for row in done]
         for layer in range(self.session.num_layers):
-            pools.partial.write_blocks(layer, slots, starts, pools.stores["clean"].layer(layer).keys[slots])
+            keep_partial(self.session, layer, done)
 
     def _require(self, task: Task, rows: Sequence[Row]) -> None:
         """Every access of the graph must be among those that the stage declares."""
@@ -144,6 +145,8 @@ class DeviceActions:
                     self.forward.capture(bucket(2 * rows))
             if self.selection is not None:
                 self.selection.prepare()
+            if self.proxies is not None:
+                self.proxies.prepare()
         if not session.synthetic:
             prefill_rows(session, task)
             return
@@ -182,16 +185,20 @@ class DeviceActions:
                 full.fill(row.slot, row.prefix)
 
     def upload(self, session: Session, task: Task) -> None:
-        """A place of the ring into the selected region of the sparse pool: a copy over the link, one on the device."""
-        ring, sparse = session.pools.stores["gathered"], session.pools.stores["sparse"]
-        rows, idle = task.rows, session.double_buffered
+        """A place of the ring to where the stage declares it: a copy over the link, one on the device."""
+        stores, rows, idle = session.pools.stores, task.rows, session.double_buffered
+        ring, to_ring = stores["gathered"], task.writes("fetched", buffer=Buffer.RING)
         declared = task.writes("sparse", Region.SELECTED, Buffer.IDLE if idle else Buffer.ONE)
-        task.require(declared, "writing the selected entries")
+        task.require(to_ring or declared, "writing the selected entries")
         assert self._landing is not None
+        target_store = stores["fetched" if to_ring else "sparse"]
         found = session.pools.indices[task.layer, rows[0].slot]
         place = ring.flat(task.turn % ring.buffers, len(rows), found.indices.shape[2])
-        at = [sparse.row(row.slot, row.idle if idle else 0) for row in rows]
-        for landing, source_part, target in zip(self._landing, place, sparse.layer(task.layer), strict=True):
+        if to_ring:
+            at = [target_store.row(row.slot, task.turn % target_store.buffers) for row in rows]
+        else:
+            at = [target_store.row(row.slot, row.idle if idle else 0) for row in rows]
+        for landing, source_part, target in zip(self._landing, place, target_store.layer(task.layer), strict=True):
             landed = landing[: source_part.numel()].view(source_part.shape)
             landed.copy_(source_part, non_blocking=True)
             put_rows(target, at, [0] * len(rows), landed, [row.to_select for row in rows])
@@ -261,7 +268,7 @@ class DeviceActions:
         self.forward.close()
         if self.selection is not None:
             self.selection.close()
-        for part in (self.block_pass, self.fetched, self.rows):
+        for part in (self.block_pass, self.fetched, self.proxies, self.rows):
             if part is not None:
                 part.close()
         self._leaving.clear()

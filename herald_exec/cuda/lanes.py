@@ -41,6 +41,7 @@ class Field(IntEnum):
     STEP = 14
     IS_FIRST = 15
     REQUEST = 16
+    TO_SELECT = 17
 
 
 _NOTHING = (Field.FULL_STORE_ROW, Field.SPARSE_STORE_ROW, Field.OUT_ROW)
@@ -112,7 +113,7 @@ def _lane(session: Session, row: Row, *, draft: bool) -> tuple[int, ...]:
         out_row = row.slot
     if draft or row.mode is Mode.COMPLETE_DRAFT:
         out_row = row.slot
-    decoding = (0, 0, 0, 0, row.request.id)
+    decoding = (0, 0, 0, 0, row.request.id, row.to_select)
     own = (row.slot, row.prefix, int(draft), row.slot, row.prefix)
     return (*own, *full_store, *sparse, *sparse_store, out_row, *decoding)
 

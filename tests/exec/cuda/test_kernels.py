@@ -260,3 +260,23 @@ def test_rows_of_host_pages_reach_their_places_and_nothing_else_is_written(dtype
                 flat = held[1, chosen_slots[row], head, :, which].reshape(-1, dim)
                 wanted[places[row], head, :count] = flat[indices[row, head, :count].long()].to(device)
         assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_speculated_weights_are_softmaxes_over_each_prefix_summed_over_queries(dtype, device):
+    """Ragged prefixes in rows of any order, over several tiles; an empty lane; columns that no power of 2 counts."""
+    if dtype is torch.bfloat16 and device.type == "cpu":
+        pytest.skip("Triton's interpreter multiplies the bits of bf16 numbers")
+    from herald_exec.cuda.kernels.importance import TILE, TILES, prefix_importance
+
+    capacity, scale = TILE * TILES + 40, 0.3
+    queries = normal(3, 2, 12, 19, device=device).to(dtype)
+    keys = normal(4, 2, capacity, 19, device=device, seed=1).to(dtype)
+    rows, lengths = [2, 0, 3], [TILE * TILES + 5, 77, 0]
+    told = [torch.tensor(values, dtype=torch.int32, device=device) for values in (rows, lengths)]
+    found = prefix_importance(queries, keys, *told, scale)
+    for lane, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        scores = queries[lane].double() @ keys[row, :, :length].double().mT * scale
+        wanted = torch.softmax(scores, dim=-1).sum(dim=1)
+        assert length == 0 or error(found[lane, :, :length], wanted) < 1e-5
+        assert (found[lane, :, length:] == -1).all()

@@ -37,7 +37,7 @@ def is_runnable(name):
     return all(stage.action in ACTIONS for stage in build(tiny().shape, name).template.stages())
 
 
-FUSED = ("dense", "herald", "mage-cpu", "layer-prefetch", "mage-offload", "infinigen")
+FUSED = ("dense", "herald", "mage-cpu", "layer-prefetch", "mage-offload", "infinigen", "step-fetch")
 # The fused path first: it is what is measured.
 RUNNABLE = sorted(filter(is_runnable, methods.names()), key=lambda name: name not in FUSED)
 LENGTHS = [83, 40, 21, 5]
@@ -71,11 +71,11 @@ def test_exact_layers_on_the_device_give_the_cpus_tokens(kit):
     assert runs[0].answers == runs[1].answers
 
 
-@pytest.mark.parametrize("gather", ["fused", "gpu"])
-def test_whoever_gathers_the_tokens_are_the_cpus(gather, kit):
+@pytest.mark.parametrize(("name", "gather"), [("herald", "fused"), ("herald", "gpu"), ("step-fetch", "gpu")])
+def test_whoever_gathers_the_tokens_are_the_cpus(name, gather, kit):
     """``gpu``: the device reads the rows out of page-locked host memory."""
     requests, settings = kit.prompts(LENGTHS, 24), {"gather": gather}
-    runs = [run(kit, "herald", device, requests, planned(), batch=3, settings=settings) for device in ("cpu", "cuda")]
+    runs = [run(kit, name, device, requests, planned(), batch=3, settings=settings) for device in ("cpu", "cuda")]
     assert runs[1].result.extra["device_path"] == "fused"
     assert runs[0].answers == runs[1].answers
 
