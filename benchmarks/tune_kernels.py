@@ -83,21 +83,12 @@ WIDE: dict[str, Scan] = {
     "tiles, 1 page, turned, even": Scan(T(distance=2, tiles=True, turned=True, even=True)),
     "tiles, 1 page, 4 streams, even": Scan(T(distance=2, streams=4, tiles=True, even=True)),
 }
-#: Many queries: a block of four pages ahead in bursts, or in proportion to the work; p kept in the caches or past them.
-MANY: dict[str, Scan] = {
-    "bursts": Scan(T(distance=4)),
-    "bursts, past": Scan(T(distance=4, past=True)),
-    "even, 1 page": Scan(T(distance=2, even=True)),
-    "even, 2 pages": Scan(T(distance=4, even=True)),
-    "even, 4 pages": Scan(T(distance=8, even=True)),
-    "even, 2 pages, past": Scan(T(distance=4, even=True, past=True)),
-    "no prefetch": Scan(T()),
-}
+#: Many queries; on matrix tiles prefetches are a block of four pages ahead.
+MANY: dict[str, Scan] = {"prefetch": Scan(T(distance=2)), "no prefetch": Scan(T())}
 PLAIN_MANY: dict[str, Scan] = {
+    "1 page": Scan(T(distance=2), plain=True),
     "2 pages": Scan(T(distance=4), plain=True),
-    "2 pages, past": Scan(T(distance=4, past=True), plain=True),
-    "1 page, past": Scan(T(distance=2, past=True), plain=True),
-    "past": Scan(T(past=True), plain=True),
+    "no prefetch": Scan(T(), plain=True),
 }
 CANDIDATES = (1.0, 1.5)
 G = GatherTuning
@@ -293,10 +284,10 @@ def main() -> None:
         (0.13, "key-only, x = 1", threads, 1, keys, False),
         (0.13, "8-bit keys, x = 1", threads, 1, ROWS | fewer_candidates(), True),
         (0.06, "scan, x = 2", threads, 2, WIDE, False),
-        (0.11, "many queries, x = 4", threads, 4, MANY, False),
-        (0.11, "many queries, x = 8", threads, 8, MANY, False),
-        (0.14, "many queries, x = 32", threads, 32, MANY, False),
-        (0.07, "many queries, x = 32, vectors", threads, 32, PLAIN_MANY, False),
+        (0.05, "many queries, x = 4", threads, 4, MANY, False),
+        (0.05, "many queries, x = 8", threads, 8, MANY, False),
+        (0.07, "many queries, x = 32", threads, 32, MANY, False),
+        (0.09, "many queries, x = 32, vectors", threads, 32, PLAIN_MANY, False),
     ]
     print("phases: " + ", ".join(PHASES))
     wanted = [part for part in parts if not options.part or any(name in part[1] for name in options.part)]

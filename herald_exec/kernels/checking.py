@@ -28,9 +28,8 @@ TUNINGS = (
     Tuning(turned=True, tiles=True, warm=64),
     Tuning(bulk=True),
     Tuning(bulk=True, tiles=True, rows_ahead=3),
-    Tuning(distance=4, streams=4, even=True, pairs=True),
+    Tuning(distance=4, streams=4, even=True),
     Tuning(distance=2, tiles=True, even=True),
-    Tuning(distance=4, even=True, past=True),
     Tuning(distance=9, even=True),
 )
 EDGE_SIZES = (1, 2, 3, 5, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 127, 129, 255, 257)

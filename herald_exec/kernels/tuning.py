@@ -32,7 +32,8 @@ class Tuning:
     ----------
     distance
         Software prefetch, in half pages (a K tile or a V tile); 0 is none. 1 asks for a page's V while its K is scored;
-        2 n asks for K during K and V during V, n pages ahead.
+        2 n asks for K during K and V during V, n pages ahead. 16 and more query rows on matrix tiles: a block of four
+        pages ahead, or nothing.
     streams
         1: lines in order. 4: from several places of a tile in turn, so that several hardware prefetchers work.
     late
@@ -51,13 +52,7 @@ class Tuning:
         A tile is read in one run just before use, so that the hardware prefetches, in place of software (``distance``
         is then ignored).
     even
-        Prefetches go on while scores become probabilities, in place of resting there; on matrix tiles they are spread
-        over all work in proportion to its time.
-    pairs
-        Of single rows every second line is asked for: the hardware fetches lines in pairs.
-    past
-        With 16 and more query rows: probabilities kept for importance are written past the caches, which they do not
-        fit, from 8 KiB per 64 keys on (64 rows of bf16, 32 of fp32).
+        With fewer than 16 query rows: prefetches go on while scores become probabilities, in place of resting there.
     """
 
     distance: int = 0
@@ -70,8 +65,6 @@ class Tuning:
     rows_ahead: int = 32
     bulk: bool = False
     even: bool = False
-    pairs: bool = False
-    past: bool = False
 
     def __post_init__(self) -> None:
         _checked({"distance": (0, 128), "streams": (1, 8), "warm": (0, 4096), "rows_ahead": (0, 256)}, self)
@@ -133,13 +126,16 @@ USES = ("scan", "wide_scan", "matrix", "keys", "keys8")
 
 #: Emerald Rapids, 16 virtual CPUs, contexts of 32K: fractions of the read ceiling of the same round, K and V counted
 #: even where they are not read. scan: 0.86 (no prefetch 0.58; half a page, one page or two ahead 0.86; in bulk 0.67).
-#: wide_scan: 0.63, without tiles 0.59. keys: 1.36. keys8: 1.98. A search among all ways chose these again for every
-#: use. At 16K and 4K half a page ahead is as good within the quartiles (1.00 and 0.98 of the speed).
+#: wide_scan: 0.63, without tiles 0.59. keys, in a run of its own with 50 rounds: 1.38, without `even` 1.27, without
+#: `tiles` too 1.33. keys8: 1.98. matrix: with AMX and 4, 8, 32 queries 0.75, 0.55, 0.21, without prefetch 0.55, 0.39,
+#: 0.18; with AVX-512 and 32 queries one page ahead 0.069, two 0.067. Short searches chose `even` for scan, wide_scan
+#: and keys8 as well, by margins that were not kept. At 16K and 4K half a page ahead is as good for scan within the
+#: quartiles (1.00 and 0.98 of the speed).
 _INTEL = {
     "scan": Tuning(distance=2, streams=4),
     "wide_scan": Tuning(distance=2, tiles=True, turned=True),
-    "matrix": Tuning(distance=4),
-    "keys": Tuning(distance=4, streams=4),
+    "matrix": Tuning(distance=2),
+    "keys": Tuning(distance=4, streams=4, tiles=True, even=True),
     "keys8": Tuning(distance=4, streams=4, tiles=True),
 }
 

@@ -102,3 +102,12 @@ def test_measured_tunings_are_of_the_ways_that_were_tried():
         kernels.set_tier(before)
         bench.pool.close()
     assert {use: tuning in choosing.WAYS[use] for use, tuning in chosen.items()} == dict.fromkeys(USES, True)
+
+
+@pytest.mark.parametrize(
+    ("tier", "use", "kept"), [("amx", "matrix", 2), ("avx512", "matrix", 3), ("avx512", "keys8", 5)]
+)
+def test_ways_that_a_kernel_does_not_tell_apart_are_tried_once(tier, use, kept):
+    found = choosing.told_apart(use, tier)
+    assert (len(found), found[0]) == (kept, choosing.WAYS[use][0])
+    assert set(found) <= set(choosing.WAYS[use])

@@ -494,10 +494,9 @@ INLINE const char *row_at(const char *first, const herald_attend *args, int64_t 
     return first + position / HERALD_TILE * args->stream.tile_bytes + position % HERALD_TILE * bytes;
 }
 
-/* Lines out of order: two neighbours in order make the hardware fetch on behind the row. With `pairs` the first of two
- * lines only: a miss of one makes the hardware fetch the other, without one of the core's few miss buffers. */
-INLINE void ask_for_row(const char *row, int64_t bytes, int pairs) {
-    for (int64_t i = 64; i < bytes && !pairs; i += 128) __builtin_prefetch(row + i, 0, 2);
+/* Lines out of order: two neighbours in order make the hardware fetch on behind the row. */
+INLINE void ask_for_row(const char *row, int64_t bytes) {
+    for (int64_t i = 64; i < bytes; i += 128) __builtin_prefetch(row + i, 0, 2);
     for (int64_t i = 0; i < bytes; i += 128) __builtin_prefetch(row + i, 0, 2);
 }
 
@@ -506,10 +505,9 @@ static void FN(take_rows)(const herald_attend *args, const char *base, const int
                           int64_t total, char *to) {
     int64_t bytes = (int64_t)args->head_dim * herald_element_bytes(args->dtype), ahead = args->tuning.rows_ahead;
     for (int64_t i = 0; first == 0 && i < ahead && i < total; i++)
-        ask_for_row(row_at(base, args, positions[i], bytes), bytes, args->tuning.pairs);
+        ask_for_row(row_at(base, args, positions[i], bytes), bytes);
     for (int64_t i = first; i < first + some; i++, to += bytes) {
-        if (ahead && i + ahead < total)
-            ask_for_row(row_at(base, args, positions[i + ahead], bytes), bytes, args->tuning.pairs);
+        if (ahead && i + ahead < total) ask_for_row(row_at(base, args, positions[i + ahead], bytes), bytes);
         copy_block(to, row_at(base, args, positions[i], bytes), bytes, 0);
     }
 }
@@ -718,10 +716,7 @@ static void FN(attend_many)(const herald_attend *args) {
     float *q = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(lanes * dim)); /* items: head_dim */
     float *o = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(lanes * dim)); /* items: head_dim */
     float *wide = (float *)FN(take)(&scratch, sizeof(float) * (size_t)(HERALD_TILE * FN(padded)(dim)));
-    /* p of one tile: what is kept of it for importance is written elsewhere once, not read back from there for PV */
-    float *p = (float *)FN(take)(&scratch, FN(p_tile_many)(rows));
-    int64_t p_bytes = (int64_t)FN(p_tile_many)(rows);
-    int past = args->tuning.past && args->keep_p && p_bytes >= HERALD_PAST_BYTES && (uintptr_t)args->p % 64 == 0;
+    float *apart = (float *)FN(take)(&scratch, FN(p_tile_many)(rows));
     for (int row = 0; row < lanes; row++) {
         int first = row / PANEL * PANEL, width = panel_width(lanes, first);
         for (int c = 0; c < dim; c++)
@@ -737,19 +732,17 @@ static void FN(attend_many)(const herald_attend *args) {
         const char *k = args->stream.k + tile * args->stream.tile_bytes;
         const char *v = args->stream.v + tile * args->stream.tile_bytes;
         const char *k_next = ahead_bytes ? k + ahead_bytes : NULL, *v_next = ahead_bytes ? v + ahead_bytes : NULL;
-        char *kept = args->keep_p ? args->p + (size_t)tile * p_bytes : NULL;
+        float *p = (float *)(args->p + (args->keep_p ? (size_t)tile * FN(p_tile_many)(rows) : 0));
         FN(widen)(k, args->dtype, dim, n, wide, dim);
         if (n < items) memset(wide + (int64_t)n * dim, 0, sizeof(float) * (size_t)((items - n) * dim));
         FN(gemm)(wide, 1, dim, items, q, dim, lanes, dim, p, HERALD_TILE, NULL, k_next, tile_half, &args->tuning);
-        if (kept && args->raw) copy_block(kept, (const char *)p, p_bytes, past);
+        if (args->raw) p = memcpy(apart, p, FN(p_tile_many)(rows));
         FN(softmax_many)(p, n, lanes, m, l, scale);
-        if (kept && !args->raw) copy_block(kept, (const char *)p, p_bytes, past);
-        if (kept) memcpy(args->p_max + tile * lanes, m, sizeof(float) * (size_t)lanes);
+        if (args->keep_p) memcpy(args->p_max + tile * lanes, m, sizeof(float) * (size_t)lanes);
         if (!args->output) continue;
         FN(widen)(v, args->dtype, dim, n, wide, dim);
         FN(gemm)(wide, dim, 1, dim, p, HERALD_TILE, lanes, n, o, dim, scale, v_next, tile_half, &args->tuning);
     }
-    if (past) store_fence();
     memcpy(args->m, m, sizeof(float) * (size_t)rows);
     memcpy(args->l, l, sizeof(float) * (size_t)rows);
     for (int row = 0; args->output && row < rows; row++) {

@@ -21,7 +21,6 @@
 #define HERALD_MAX_HEAD_DIM 256
 #define HERALD_INT8_ROW(head_dim) (((int64_t)(head_dim) + 31) / 32 * 32) /* bytes; 64 rows, then 64 float scales */
 #define HERALD_ROUNDS_TO_ZERO 1e-30f /* a row of K or a query whose largest magnitude is below, in 8 or 16 bits */
-#define HERALD_PAST_BYTES 8192     /* of p per tile of keys, from which `past` applies: 1 MiB a chunk of 8,192 tokens */
 #define HERALD_WARM_BYTES 512      /* of the next unit, per tile of importance */
 #define HERALD_SCORE_MIN (-3.0e38f) /* start of a running maximum: finite, so that -inf - m is -inf and never NaN */
 
@@ -66,9 +65,7 @@ typedef struct {
     int warm;     /* at most these KiB of the next unit's KV asked for while this one's importance is summed */
     int rows_ahead; /* single rows (of candidates, of what was selected) asked for ahead of use */
     int bulk;     /* a tile is read in one run just before use, so that the hardware prefetches, in place of software */
-    int even;     /* prefetches go on while scores become probabilities, instead of resting there */
-    int pairs;    /* of single rows every second line is asked for: the hardware fetches lines in pairs */
-    int past;     /* many rows: p that is kept for importance is written past the caches, which it does not fit */
+    int even;     /* few rows: prefetches go on while scores become probabilities, instead of resting there */
 } herald_tuning;
 
 /* Attention of `rows` query rows over one chunk. p and p_max keep what importance needs (layout private to the kind);

@@ -276,15 +276,15 @@ INLINE void transpose(const __m512i *from, char *to) {
 
 /* ---- what is asked for ahead ----
  *
- * K and V a block ahead, in the order in which a page holds them, a few lines after each piece of work. Sixteen miss buffers
- * a core serve both the lines from DRAM and those that tile loads fetch from the second cache: a burst fills them, and all
- * work behind it waits. So each kind of work asks in proportion to the cycles that it takes, by a count of its instructions.
+ * K and V a block ahead, in the order in which a page holds them: K's share between the products of scores, V's between
+ * interleaving and the products of outputs. Asking after all work in proportion to its cycles, exponentials included, was
+ * measured and is no faster with 4, 8 or 32 queries (docs/kernels.md).
  */
 typedef struct {
     const char *at, *end, *now, *other; /* within a half page (K tile or V tile); where it and the next half page begin */
     int64_t half_bytes, hop;            /* of a half page; from one to the next but one */
     int64_t left, block;                /* lines that may still be asked for in this block; of a whole block */
-    int product, pair, interleave, output; /* lines after: a K tile's products, a pair of keys' exponentials, .. */
+    int product, interleave, output;    /* lines after: a K tile's products, eight vectors of V, an output tile's products */
 } asking;
 
 INLINE void ask(asking *ahead, int64_t lines) {
@@ -302,11 +302,8 @@ INLINE void ask(asking *ahead, int64_t lines) {
     ahead->end = next + ahead->half_bytes;
 }
 
-/* Cycles of the pieces of work, from their instructions: a tile product 16, of 16 x 16 exponentials with packing and
- * transposing 105, of eight vectors of V interleaved 4. With `even` lines follow them; else K's share goes between the
- * products of scores and V's between interleaving and the products of outputs, and exponentials ask for nothing. */
 static void FN(plan_asking)(const herald_attend *args, int groups, int blocks, asking *to) {
-    int64_t row_bytes = 64 * (int64_t)blocks, pages = args->tuning.even ? (args->tuning.distance + 1) / 2 : BLOCK / HERALD_TILE;
+    int64_t row_bytes = 64 * (int64_t)blocks, pages = BLOCK / HERALD_TILE;
     int64_t hop = args->stream.tile_bytes, step_lines = STEP * row_bytes / 64;
     int wanted = args->tuning.distance && !args->tuning.bulk, pairs = (groups + 1) / 2, columns = args->output ? blocks : 0;
     const char *k = args->stream.k + pages * hop, *v = args->stream.v + pages * hop;
@@ -314,21 +311,9 @@ static void FN(plan_asking)(const herald_attend *args, int groups, int blocks, a
                    .half_bytes = HERALD_TILE * row_bytes, .hop = args->output ? hop : 2 * hop};
     if (!wanted) return;
     to->block = BLOCK / STEP * step_lines * (args->output ? 2 : 1);
-    if (!args->tuning.even) {
-        to->product = (int)((step_lines + pairs * blocks * 2 - 1) / (pairs * blocks * 2));
-        to->interleave = 4;
-        to->output = columns ? (int)((step_lines + 2 * pairs * columns - 1) / (2 * pairs * columns)) : 0;
-        return;
-    }
-    int product = groups > 1 ? 32 : 16, pair = 13, interleave = 8, output = groups > 1 ? 64 : 32;
-    int64_t cycles = 2 * product * pairs * blocks + 16 * pair * groups + columns * (4 * interleave + output * pairs);
-    int64_t lines = step_lines * (args->output ? 2 : 1);
-#define SHARE(work) ((int)((lines * (work) + cycles / 2) / cycles))
-    to->product = SHARE(product);
-    to->pair = SHARE(pair);
-    to->interleave = SHARE(interleave);
-    to->output = SHARE(output);
-#undef SHARE
+    to->product = (int)((step_lines + pairs * blocks * 2 - 1) / (pairs * blocks * 2));
+    to->interleave = 4;
+    to->output = columns ? (int)((step_lines + 2 * pairs * columns - 1) / (2 * pairs * columns)) : 0;
 }
 
 /* ---- scores ---- */
@@ -344,7 +329,7 @@ typedef struct {
 } pending;
 
 /* Eight pairs of keys x 16 rows, all in registers: p of two keys side by side, sums and maxima down the keys. */
-INLINE void half_group(const float *s, int keys, int masked, float *l, float *top, __m512i *pairs, asking *ahead) {
+INLINE void half_group(const float *s, int keys, int masked, float *l, float *top, __m512i *pairs) {
     vf sum = vf_load(l), highest = vf_load(top), highest_odd = highest;
 #pragma GCC unroll 8
     for (int pair = 0; pair < 8; pair++) {
@@ -359,19 +344,18 @@ INLINE void half_group(const float *s, int keys, int masked, float *l, float *to
         sum = vf_add(sum, vf_add(p, q));
         pairs[pair] = _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(_mm512_castps_si512(p), 16),
                                               _mm512_castps_si512(q));
-        if (ahead->pair) ask(ahead, ahead->pair);
     }
     vf_store(l, sum);
     vf_store(top, vf_max(highest, highest_odd));
 }
 
-static __attribute__((noinline)) void FN(exponentials)(pending *step, int halves, asking *ahead) {
+static __attribute__((noinline)) void FN(exponentials)(pending *step, int halves) {
     for (; halves > 0 && step->next < 2 * step->groups; halves--, step->next++) {
         int group = step->next / 2, half = step->next % 2, keys = step->keys - 16 * half;
         const float *s = step->scores + group * 512 + half * 256;
         float *l = step->l + group * 16, *top = step->top + group * 16;
-        if (keys >= 16) half_group(s, 16, 0, l, top, step->pairs + 8 * half, ahead);
-        else half_group(s, keys, 1, l, top, step->pairs + 8 * half, ahead);
+        if (keys >= 16) half_group(s, 16, 0, l, top, step->pairs + 8 * half);
+        else half_group(s, keys, 1, l, top, step->pairs + 8 * half);
         if (half) transpose(step->pairs, step->p + group * TILE_BYTES);
     }
 }
@@ -400,7 +384,7 @@ INLINE void score_tiles(const char *k, int64_t stride, const char *q, int blocks
             _tile_dpbf16ps(2, 4, 7);
             _tile_dpbf16ps(3, 5, 7);
         }
-        FN(exponentials)(waiting, halves * (block + 1) / blocks - halves * block / blocks, ahead);
+        FN(exponentials)(waiting, halves * (block + 1) / blocks - halves * block / blocks);
         ask(ahead, ahead->product);
     }
     _tile_stored(0, scores, 64);
@@ -460,7 +444,7 @@ static void FN(scores_of_block)(const state *s, int64_t first, int keys, char *p
                 float *scores = s->scores + buffer * 1024, *start = s->start + group * 16;
                 if (two) score_tiles(k, s->row_bytes, q, s->blocks, start, 1, scores, &waiting, s->ahead);
                 else score_tiles(k, s->row_bytes, q, s->blocks, start, 0, scores, &waiting, s->ahead);
-                FN(exponentials)(&waiting, 4, s->ahead);
+                FN(exponentials)(&waiting, 4);
                 waiting.scores = scores;
                 waiting.groups = 1 + two;
                 waiting.keys = some;
@@ -469,7 +453,7 @@ static void FN(scores_of_block)(const state *s, int64_t first, int keys, char *p
                 waiting.top = s->top + group * 16;
                 waiting.p = p + ((size_t)key / STEP * (size_t)s->groups + (size_t)group) * TILE_BYTES;
             }
-    FN(exponentials)(&waiting, 4, s->ahead);
+    FN(exponentials)(&waiting, 4);
 }
 
 /* Raise references that a score left behind; returns whether the block must be done again. */
@@ -591,12 +575,10 @@ static void FN(attend_amx)(const herald_attend *args) {
     FN(configure)();
     if (args->num_keys > 0) FN(first_reference)(&s, args->num_keys < STEP ? (int)args->num_keys : STEP);
     else for (size_t lane = 0; lane < lanes; lane++) s.reference[lane] = HERALD_SCORE_MIN;
-    int64_t p_bytes = (int64_t)FN(p_tile_amx)(args->rows);
-    int past = args->tuning.past && args->keep_p && p_bytes >= HERALD_PAST_BYTES && (uintptr_t)args->p % 64 == 0;
     for (int64_t first = 0; first < args->num_keys; first += BLOCK) {
         int keys = (int)(args->num_keys - first < BLOCK ? args->num_keys - first : BLOCK);
         int64_t tile = first / HERALD_TILE;
-        char *kept = args->keep_p ? args->p + tile * p_bytes : NULL, *p = kept && !past ? kept : s.p_block;
+        char *p = args->keep_p ? args->p + (size_t)tile * FN(p_tile_amx)(args->rows) : s.p_block;
         ahead.left = ahead.block;
         for (int key = 0; args->tuning.bulk && key < keys; key += HERALD_TILE)
             read_in_bulk(FN(rows_at)(&s, args->stream.k, first + key),
@@ -611,9 +593,7 @@ static void FN(attend_amx)(const herald_attend *args) {
             memcpy(args->p_max + (size_t)each * lanes, s.reference, lanes * 4);
         if (args->output) FN(output_of_block)(&s, first, keys, p);
         while (ahead.left) ask(&ahead, ahead.left); /* what rounding left out */
-        if (past) copy_block(kept, p, (keys + HERALD_TILE - 1) / HERALD_TILE * p_bytes, 1);
     }
-    if (past) store_fence();
     _tile_release();
     for (int row = 0; row < args->rows; row++) {
         args->m[row] = s.reference[row];
