@@ -72,9 +72,17 @@ def read_lines(path: Path) -> list[Any]:
     try:
         content = path.read_bytes()
         lines = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8").splitlines()
-        return [json.loads(line) for line in lines if line.strip()]
     except (OSError, EOFError, ValueError) as error:
         message = f"{path} cannot be read as JSON lines: {error}"
+        raise ConfigError(message) from None
+    return [_parsed(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _parsed(line: str, where: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        message = f"{where} is no JSON: {error}"
         raise ConfigError(message) from None
 
 

@@ -40,6 +40,12 @@ def read_rows(*paths: Path) -> list[dict[str, Any]]:
 
 def _read(path: Path) -> list[dict[str, Any]]:
     rows = read_lines(path)
+    if any(isinstance(row, dict) and "slide" in row for row in rows):
+        # Without their slide, cells of one rule and budget would be taken for one another.
+        message = (
+            f"{path} holds cells of windows that slide; show them with: python -m herald_exec.evaluation sliding-show"
+        )
+        raise ConfigError(message)
     if not rows or any(not isinstance(row, dict) or not row.keys() >= _NEEDED for row in rows):
         message = (
             f"{path} holds no cells of a study; write it with: python -m herald_exec.evaluation study --out {path}"

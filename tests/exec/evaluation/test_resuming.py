@@ -119,3 +119,17 @@ def test_cells_of_two_trainings_are_not_shown_together(rows, tmp_path):
     two = write(tmp_path / "two.jsonl", [rows[1] | {"weights": "other"}])
     with pytest.raises(ConfigError, match="differ in weights"):
         read_rows(one, two)
+
+
+def test_cells_of_windows_that_slide_are_not_shown_as_a_study(rows, tmp_path):
+    """The same rule and budget at two slides would be taken for one cell written twice."""
+    path = write(tmp_path / "sliding.jsonl", [rows[0] | {"slide": "32/32"}])
+    with pytest.raises(ConfigError, match="sliding-show"):
+        read_rows(path)
+
+
+def test_a_broken_line_is_named_by_its_number(rows, tmp_path):
+    path = write(tmp_path / "one.jsonl", rows[:2])
+    path.write_text(path.read_text() + '{"model": "cut', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"one\.jsonl, line 3 is no JSON"):
+        read_rows(path)
