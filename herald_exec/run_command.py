@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from herald_exec.footprint import run_memory
-from herald_pipeline import capacity, catalogue, methods
+from herald_pipeline import capacity, catalogue, methods, trace
 from herald_pipeline import pipeline as pipelines
 from herald_pipeline.errors import ConfigError, RunError, check_number, did_you_mean, raise_problems
 from herald_pipeline.memory import UNLIMITED_BYTES
@@ -335,11 +335,12 @@ def run(
     if commits_out is not None and (commits_out.is_dir() or not commits_out.parent.is_dir()):
         problems.append(f"cannot write the commits to {commits_out}: name a file in a folder that exists")
     raise_problems(problems)
+    if trace_out is not None:
+        trace.check_writable(trace_out, "trace")
     # torch takes seconds to import: not for --help, nor for a misspelled option.
     methods.get(method)
     from herald_exec.execution import Options, decode
     from herald_exec.op_times import OpTimes
-    from herald_pipeline import trace
 
     loaded = load_model(choices, device, dtype)
     pipeline = describe(choices, loaded)
@@ -373,7 +374,11 @@ def run(
         trace.write_chrome(done.trace, trace_out)
     if commits_out is not None:
         recorded = [done.commits[request.id] for request in drawn if request.id in done.commits]
-        commits_out.write_text(json.dumps(recorded), encoding="utf-8")
+        try:
+            commits_out.write_text(json.dumps(recorded), encoding="utf-8")
+        except OSError as problem:
+            message = f"cannot write the commits to {commits_out}: {problem.strerror}"
+            raise RunError(message) from None
     document = done.result.to_dict()
     if options.op_times is not None:
         document["ops"] = [row._asdict() for row in options.op_times.rows]

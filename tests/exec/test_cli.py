@@ -57,6 +57,16 @@ def test_a_trace_and_the_commits_can_be_written_and_read_back(command, tmp_path)
     assert (code, json.loads(out)["forwards"]) == (0, 12)
 
 
+def test_commits_that_cannot_be_written_are_one_message(command, tmp_path, monkeypatch):
+    def full(self, *_args, **_kwargs):
+        raise OSError(28, "No space left on device")
+
+    commits = tmp_path / "commits.json"
+    monkeypatch.setattr(type(commits), "write_text", full)
+    code, _, err = command(*SMALL, "--commits-out", str(commits))
+    assert (code, err.strip()) == (1, f"herald-exec: cannot write the commits to {commits}: No space left on device")
+
+
 @pytest.mark.timeout(30)
 def test_a_failing_kernel_ends_the_command_with_its_message_layer_and_block(command, monkeypatch):
     """U19."""
@@ -99,6 +109,7 @@ def test_a_failing_kernel_ends_the_command_with_its_message_layer_and_block(comm
         (["--host-limit-gb", "-1"], 2, "host_limit_gb must be > 0"),
         (["--batch", "0"], 2, "batch must be >= 1"),
         (["--batch-policy", "lockstepp"], 2, "did you mean 'lockstep'?"),
+        (["--trace-out", "no-such-folder/trace.json"], 2, "there is no folder no-such-folder"),
         (["--requests", "none.csv"], 2, "--requests states lengths itself"),
     ],
 )
