@@ -207,6 +207,10 @@ class Engine:
         Share of ``dram.read_gb_s`` of collecting the selected rows.
     fused_gather_dram_efficiency
         The same of a selection's own workers (``gather=fused``): over the time that it adds to the selection.
+    copy_beside_cost, gather_beside_cost
+        What a scan loses to a byte that the upload, or the gather, moves beside it, over the time of a byte at
+        ``dram.read_gb_s``: below 1 where cores and not memory bound that rate, above where the copy takes its cores
+        too. Absent: 1.
     kernels_per_layer, retrieval_kernels_per_layer
         Kernel launches per layer of a denoise forward, and of the retrieval's GPU part: the latter's take turns with
         the former's. Contention follows from these counts.
@@ -251,6 +255,8 @@ class Engine:
     select_int8_dram_efficiency: Quantity | None = _quantity("share", "selection", optional=True)
     gather_dram_efficiency: Quantity | None = _quantity("share", "gather", "gather")
     fused_gather_dram_efficiency: Quantity | None = _quantity("share", "gather", "gather_fused")
+    copy_beside_cost: Quantity | None = _quantity("x", "contention", optional=True)
+    gather_beside_cost: Quantity | None = _quantity("x", "contention", optional=True)
     kernels_per_layer: Quantity | None = _quantity("kernels", "launch")
     retrieval_kernels_per_layer: Quantity | None = _quantity("kernels", "launch", "select")
     usable_memory_share: Quantity | None = _quantity("share", "memory")

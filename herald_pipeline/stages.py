@@ -73,9 +73,9 @@ class Op(NamedTuple):
         Floating-point operations on the processor.
     hbm_bytes, dram_bytes
         Bytes read and written in device and host memory. ``weight_bytes`` is the part of ``hbm_bytes`` that is weights.
-    beside_bytes
-        Bytes that copies of what a scan or gather has found move in host memory while the next one runs; their own ops
-        count them, this one says that memory has them to move as well.
+    beside_copy_bytes, beside_gather_bytes
+        Bytes that the upload, and the gather, of what a scan has found move in host memory while the next one runs;
+        their own ops count them, this one says that memory has them to move as well.
     h2d_bytes, d2h_bytes
         Bytes over the link, host to device and device to host.
     queries
@@ -93,7 +93,8 @@ class Op(NamedTuple):
     d2h_bytes: float = 0.0
     queries: int = 0
     layout: Layout = Layout.CONTIGUOUS
-    beside_bytes: float = 0.0
+    beside_copy_bytes: float = 0.0
+    beside_gather_bytes: float = 0.0
 
 
 class Repeat(NamedTuple):

@@ -213,16 +213,14 @@ class Forward:
             cpu_flops=4.0 * queries * entries * model.num_heads * model.head_dim,
             dram_bytes=num_bytes,
             queries=queries,
-            beside_bytes=self._copied_bytes(shape) if keeps else 0.0,
+            beside_copy_bytes=self._uploaded_bytes(shape) if keeps else 0.0,
+            # A scan that gathers by itself (``gather=fused``) counts the gather's bytes as its own.
+            beside_gather_bytes=self.gather(shape).dram_bytes if keeps and self.settings.gather == "cpu" else 0.0,
         )
 
-    def _copied_bytes(self, shape: LaunchShape) -> float:
-        """Bytes that a layer's selected entries move in host memory behind its scan: the gather's, and the upload's.
-
-        A scan that gathers by itself (``gather=fused``) counts the gather's as its own.
-        """
-        upload = shape.selected_tokens * self.device_kv_bytes
-        return upload + (self.gather(shape).dram_bytes if self.settings.gather == "cpu" else 0.0)
+    def _uploaded_bytes(self, shape: LaunchShape) -> float:
+        """Bytes that the upload of a layer's selected entries reads in host memory."""
+        return shape.selected_tokens * self.device_kv_bytes
 
     @staticmethod
     def scored_again(selected: int, prefix: int) -> float:
@@ -234,9 +232,9 @@ class Forward:
     def gather(self, shape: LaunchShape, kind: OpKind = OpKind.GATHER) -> Op:
         """Copy of the selected entries into a contiguous buffer: each byte is read and written once."""
         entries = shape.selected_tokens
-        beside = 0.0 if kind is OpKind.GATHER_FUSED else entries * self.device_kv_bytes
+        beside = 0.0 if kind is OpKind.GATHER_FUSED else self._uploaded_bytes(shape)
         size = entries * (self.host_kv_bytes + self.device_kv_bytes)
-        return Op(kind, dram_bytes=size, beside_bytes=beside)
+        return Op(kind, dram_bytes=size, beside_copy_bytes=beside)
 
     def up(self, entries: int, layout: Layout, layers: int = 1) -> Op:
         """KV of ``entries`` positions in each of ``layers`` layers to the device."""

@@ -221,7 +221,7 @@ class CostModel(OpTimes):
 
         What a stage of the GPU exchanges with the host (queries, outputs) does not queue behind copies of a pool. Of
         host memory only one stage of a run takes a share, which replicas on a host compete with: what runs beside it is
-        in its time (:attr:`~herald_pipeline.stages.Op.beside_bytes`).
+        in its time (:attr:`~herald_pipeline.stages.Op.beside_copy_bytes`).
         """
         time = self._flow_ns(op)
         if not time:
@@ -235,7 +235,8 @@ class CostModel(OpTimes):
         if uses and self._duplex:
             uses.append((DUPLEX, _share((op.h2d_bytes + op.d2h_bytes) / time, self._duplex)))
         if read is not None and op.kind in self._scans:
-            uses.append((DRAM, _share((op.dram_bytes + op.beside_bytes) / time, read.peak)))
+            moved = op.dram_bytes + op.beside_copy_bytes + op.beside_gather_bytes
+            uses.append((DRAM, _share(moved / time, read.peak)))
         if uses and beside_kernels and not self._emulated:
             uses.append((FIRST, 0.0))
         return Flow(round(time), self._one_object(tuple(uses)))

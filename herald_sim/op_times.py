@@ -107,8 +107,14 @@ class OpTimes:
 
         Cores that play the GPU take turns, copies included: nothing runs beside.
         """
-        machine = self.profile.machine
-        return 0.0 if machine.gpu.emulated else op.beside_bytes / known(machine.dram.read_gb_s).peak
+        machine, engine = self.profile.machine, self._engine
+        if machine.gpu.emulated:
+            return 0.0
+        copy, gather = (
+            1.0 if cost is None else cost.peak for cost in (engine.copy_beside_cost, engine.gather_beside_cost)
+        )
+        moved = op.beside_copy_bytes * copy + op.beside_gather_bytes * gather
+        return moved / known(machine.dram.read_gb_s).peak
 
     def _longer(self, one: float, other: float) -> float:
         """The later of two ends; fast mode prices all blocks at once and overrides it."""
@@ -140,6 +146,8 @@ class OpTimes:
 
     def _of_all_lanes(self, op: Op) -> Op:
         """The op with the demand of all lanes: products are of each, and attention is spread over their programs."""
+        if op.kind is OpKind.REBUILD:
+            return op  # its tokens are selected entries
         lanes = op.tokens / self.pipeline.settings.block_length
         if lanes < 1:
             return op

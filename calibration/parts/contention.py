@@ -1,25 +1,28 @@
 """Pairs that run at once in a method: how much longer each takes beside the other than alone.
 
-The profile shares DRAM, the link and the GPU by arithmetic; these pairs say how well that holds on this machine.
+The profile shares the link and the GPU by arithmetic; these pairs say how well that holds on this machine. What
+selection loses to gathers and copies beside it is a number of the profile.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import torch
 
-from calibration.bench import TORCH_DTYPES, Bench, Beside, Part, row_of
+from calibration.bench import TORCH_DTYPES, Bench, Beside, Part, Value, row_of
 from calibration.gpu.graphs import captured
 from calibration.parts import gemm
-from calibration.timing import Work
+from calibration.timing import Timing, Work
 from herald_exec import kernels
 from herald_exec.attention import attend_partial
+from herald_pipeline.units import GB
 
 
 def measure(bench: Bench) -> Part:
     """Products and attention of the main stream, each beside selection and beside copies of the retrieval stream."""
     part = Part("contention")
-    # What disturbs is the question here; no number of the profile comes of it, so nothing is refused.
+    # What disturbs is the question here, so nothing is refused.
     bench = replace(bench, plan=replace(bench.plan, max_spread=1e9, more=0))
     shape, block = bench.shape, bench.block_length
     model = gemm.layers_model(bench)
@@ -63,14 +66,38 @@ def measure(bench: Bench) -> Part:
             for name, timing in beside.items():
                 slower = timing.seconds / alone_other[name].seconds
                 part.rows.append(row_of(timing, case=name, beside=main_name, times_as_long=round(slower, 3)))
+        pairs: dict[tuple[str, str], Timing] = {}
         for name, work in others.items():
             rest = {other: its for other, its in others.items() if other != name}
             with Beside(bench.retrieval_cores, work):
                 beside = bench.time_host(rest)
             for other, timing in beside.items():
+                pairs[other, name] = timing
                 slower = timing.seconds / alone_other[other].seconds
                 part.rows.append(row_of(timing, case=other, beside=name, times_as_long=round(slower, 3)))
+    if bench.on_cuda:
+        dram = bench.rate("machine.dram.read_gb_s", "dram") * GB
+        copied = {"gather": 4.0 * ring[0].numel() * ring[0].element_size(), "copies": float(size)}
+        part.values += losses(alone_other["selection"].seconds, pairs, {k: n / dram for k, n in copied.items()})
     return part
+
+
+def losses(alone_s: float, pairs: Mapping[tuple[str, str], Timing], moved_s: Mapping[str, float]) -> list[Value]:
+    """What selection loses to each of ``moved_s``, over the seconds that as many bytes take at the read rate.
+
+    ``alone_s`` is a selection alone; ``pairs`` are (what is timed, what runs beside it all the time). While one gather
+    is under way, of its time beside selections, these lose the share by which they are slower beside gathers.
+    """
+    found = []
+    for other, name in (("copies", "copy"), ("gather", "gather")):
+        slow, busy = pairs["selection", other], pairs[other, "selection"]
+        lost_s = busy.seconds * max(0.0, 1.0 - alone_s / slow.seconds)
+        spread = round(max(slow.spread, busy.spread), 4)
+        note = f"selection beside {other}, which run all the time"
+        found.append(
+            Value(f"engine.{name}_beside_cost", "x", max(0.01, lost_s / moved_s[other]), spread=spread, note=note)
+        )
+    return found
 
 
 def _to_its_end(bench: Bench, replay: Work) -> Work:

@@ -103,3 +103,12 @@ def test_a_share_of_the_head_s_own_replaces_products_and_passes(changed_profile,
     flops = 2 * SHAPE.masked_tokens * model.hidden_size * model.vocab_size
     peak = plain.machine.gpu.peak_tflop_s.peak * 1e3
     assert slower == pytest.approx(flops / peak * (1 / 0.01 - 1 / 0.02), rel=0.01)
+
+
+def test_a_scan_loses_to_gathers_and_uploads_what_a_byte_of_each_costs(changed_profile, pipeline_of):
+    herald, read = pipeline_of("herald"), changed_profile().machine.dram.read_gb_s.peak
+    rows = SHAPE.selected_tokens * 2 * herald.model.num_kv_heads * herald.model.head_dim * 2
+    plain = costs_of(herald, changed_profile())["select"]
+    for name, moved in (("copy", rows), ("gather", 2 * rows)):
+        dear = costs_of(herald, changed_profile(f"engine.{name}_beside_cost=3.0"))["select"]
+        assert dear - plain == pytest.approx(2 * moved / read, rel=1e-3)
