@@ -89,7 +89,7 @@ def test_run_states_an_interval_that_holds_its_value():
 def test_fast_says_what_it_leaves_out():
     found = answer("run", *POINT, "--fast")
     assert found["mode"].startswith("fast")
-    assert 0 < found["contention_error"] < 0.1
+    assert 0 < found["contention_error"] < 0.35
 
 
 def test_sweep_writes_points_and_names_the_best(tmp_path):
