@@ -124,8 +124,8 @@ def selection_by_queries(profile: Profile, context: int = 32768) -> pd.DataFrame
     for queries in QUERIES:
         pipeline = pipelines.build(shape, "mage-cpu-representative", queries=queries)
         stage = next(stage for stage in pipeline.template.stages() if stage.name == "select")
-        k = int(pipeline.settings.budget * context)
-        launch = LaunchShape(1, queries, queries, context, k, 0, queries * context, queries * k)
+        # Nothing is selected: of a kernel by itself nothing is copied beside it.
+        launch = LaunchShape(1, queries, queries, context, 0, 0, queries * context, 0)
         cost = CostModel(pipeline, profile).stage_cost(stage, launch, shape.num_layers - 1)
         rows.append({"queries": queries, "ns": cost.total_ns, "flops": cost.flops, "bytes": cost.dram_bytes})
     frame = pd.DataFrame(rows)

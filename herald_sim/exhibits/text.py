@@ -163,6 +163,8 @@ def _cell(column: str, row: Row) -> str:
         return _IN_WORDS[str(value)]
     if isinstance(value, list):
         return ", ".join(map(str, value))
+    if column == "without":
+        return str(value).replace("_", " ")  # a name without spaces cannot be broken into lines
     if not isinstance(value, int | float):
         return str(value)
     text = str(value) if isinstance(value, int) else number(value)
