@@ -84,7 +84,16 @@ def test_what_had_been_decoded_is_kept_and_marked_partial(kit, model):
     assert partial.to_dict()["partial"] is True
 
 
+@pytest.fixture
+def interrupts():
+    """Ctrl-C raises, also where the tests run in a shell's background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.timeout(20)
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_ends_the_run(kit, model, pools):
     def before(launch):
         if launch.stage.name == "select" and launch.block == 1:
