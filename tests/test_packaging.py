@@ -25,7 +25,7 @@ def test_tracked_files_stay_under_50_mib() -> None:
     assert sum(path.stat().st_size for path in files if path.is_file()) < 50 * MIB
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel built from a copy of what git tracks, unpacked."""
     folder = tmp_path_factory.mktemp("wheel")
