@@ -18,7 +18,6 @@ from torch import Tensor
 from herald_exec.attention import attend
 from herald_exec.evaluation.prompts import Prompts
 from herald_exec.evaluation.rules import Previous, Rule, When
-from herald_exec.evaluation.scoring import select
 from herald_exec.evaluation.study import Answered, Lanes, Study
 from herald_exec.pools import KV
 from herald_exec.prefill import importance, top_positions
@@ -226,24 +225,11 @@ class Sliding(Study):
 
     def _ahead(self, draft: list[KV] | None, start: int) -> None:
         """[MASK] queries of the next window over the prefix before ``start`` and what is drafted before them."""
-        rule, window, queries, self._pools = self.rule, self.slide.window, self.queries, {}
-        count, length = self.settings.selected_tokens(start), self.draft_tokens
+        length, queries = self.draft_tokens, self.queries
         stands = {Previous.DRAFT: length, Previous.OMITTED: 0, Previous.COMPLETE: self.block}
-        self._count(start, count, stands[rule.previous])
-        masks = torch.full((len(self._rows), queries), self.model.shape.mask_token_id, device=self.model.device)
-
-        def attention(layer: int, q: Tensor, own: KV, _hidden: Tensor, _lanes: Lanes) -> Tensor:
-            extra = None if draft is None else KV(*(part[:, :, :length] for part in draft[layer]))
-            if rule.previous is Previous.COMPLETE:
-                full = self._full(layer, start + self.block)
-                extra = KV(full.keys[:, :, start:], full.values[:, :, start:])
-            prefix = self._full(layer, start)
-            scored = select(q, prefix, extra, own, rule, count if layer >= rule.exact_layers else 0)
-            if scored.picked is not None:
-                self._pools[layer] = _gathered(prefix, scored.picked)
-            return scored.output
-
-        self._layers(masks, start + self.block + window // 2 - queries // 2, attention)
+        self._count(start, self.settings.selected_tokens(start), stands[self.rule.previous])
+        seen = None if draft is None else [KV(*(part[:, :, :length] for part in kv)) for kv in draft]
+        self._ask(seen, start, queries, start + self.block + self.slide.window // 2 - queries // 2)
 
     def _count(self, prefix: int, count: int, draft: int) -> None:
         read = self.rule.scan_bytes(self.model.shape, prefix, count, draft)

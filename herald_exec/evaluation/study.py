@@ -249,10 +249,17 @@ class Study:
 
     def _ahead(self, draft: list[KV] | None, start: int) -> None:
         """[MASK] queries of the coming block over the prefix before ``start`` and what stands for the block there."""
-        rule, self._pools = self.rule, {}
-        count = self.settings.selected_tokens(start)
-        self._count_bytes(start, count)
-        masks = torch.full((len(self._rows), rule.queries), self.model.shape.mask_token_id, device=self.model.device)
+        queries = self.rule.queries
+        self._count_bytes(start, self.settings.selected_tokens(start))
+        self._ask(draft, start, queries, start + self.block + self.block // 2 - queries // 2)
+
+    def _ask(self, draft: list[KV] | None, start: int, queries: int, first: int) -> None:
+        """``queries`` [MASK] tokens from position ``first`` on fill the pools with entries before ``start``.
+
+        They also see ``draft``, or the clean block at ``start`` where the rule says that it is complete.
+        """
+        rule, count, self._pools = self.rule, self.settings.selected_tokens(start), {}
+        masks = torch.full((len(self._rows), queries), self.model.shape.mask_token_id, device=self.model.device)
 
         def attention(layer: int, q: Tensor, own: KV, _hidden: Tensor, _lanes: Lanes) -> Tensor:
             extra = None if draft is None else draft[layer]
@@ -265,7 +272,6 @@ class Study:
                 self._pools[layer] = _gathered(prefix, scored.picked)
             return scored.output
 
-        first = start + self.block + self.block // 2 - rule.queries // 2
         self._layers(masks, first, attention)
 
     def _count_bytes(self, prefix: int, count: int) -> None:

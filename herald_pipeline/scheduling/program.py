@@ -194,11 +194,10 @@ class Program:
                     cohort.split(answer.masked)
                     now_ns = max(now_ns, answer.now_ns)
             if not cohorts:
-                arrival = self.admission.next_arrival_ns
-                if arrival is None:
+                later = yield from self._idle(now_ns)
+                if later is None:
                     return
-                now_ns = max(now_ns, arrival)
-                yield Idle(arrival)
+                now_ns = later
                 continue
             feedback = yield from self._step(cohorts)
             now_ns = max(now_ns, feedback.now_ns)
@@ -216,6 +215,14 @@ class Program:
                     starting += self._going_on(ended, feedback.stopped, cohort)
             cohorts = [cohort for cohort in cohorts if cohort.running]
 
+    def _idle(self, now_ns: int) -> Generator[Issue | Idle, Feedback | None, int | None]:
+        """Nothing to do until the next request arrives: the time then, None when none will."""
+        arrival = self.admission.next_arrival_ns
+        if arrival is None:
+            return None
+        yield Idle(arrival)
+        return max(now_ns, arrival)
+
     def _in_turn(self) -> Generator[Issue | Idle, Feedback | None, None]:
         """Halves of what was admitted, a block each in turn.
 
@@ -226,11 +233,10 @@ class Program:
         while True:
             admitted = self.admission.admit(now_ns)
             if not admitted:
-                arrival = self.admission.next_arrival_ns
-                if arrival is None:
+                later = yield from self._idle(now_ns)
+                if later is None:
                     return
-                now_ns = max(now_ns, arrival)
-                yield Idle(arrival)
+                now_ns = later
                 continue
             prompt = self._admit(admitted)
             yield from self._sections(self._template.prefill, prompt, prompt.slots)

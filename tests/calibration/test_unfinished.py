@@ -43,6 +43,15 @@ def request(out, **others):
     return Request(catalogue.get("tiny"), out=out, plan=FAST, **others)
 
 
+def stop_in_gemm(machine):
+    """A first call in which only ``gemm`` fails."""
+    out, ran, fails = machine
+    fails["gemm"] = MemoryError("no room")
+    with pytest.raises(ProfileError):
+        measure(request(out), lambda _: None)
+    ran.clear()
+
+
 def kept(out):
     return tomllib.loads(unfinished.path_of(out).read_text(encoding="utf-8"))
 
@@ -71,10 +80,7 @@ def test_the_trace_of_a_failure_is_in_a_file_and_not_on_the_screen(machine, caps
 
 def test_the_same_call_again_measures_only_what_is_missing(machine):
     out, ran, fails = machine
-    fails["gemm"] = MemoryError("no room")
-    with pytest.raises(ProfileError):
-        measure(request(out), lambda _: None)
-    ran.clear()
+    stop_in_gemm(machine)
     fails["gemm"] = ProfileError("samples disagree")
     said = []
     with pytest.raises(ProfileError, match="samples disagree"):
@@ -87,11 +93,8 @@ def test_the_same_call_again_measures_only_what_is_missing(machine):
 
 def test_a_later_part_reads_tables_of_an_earlier_call(machine):
     out, ran, fails = machine
-    fails["gemm"] = MemoryError("no room")
-    with pytest.raises(ProfileError):
-        measure(request(out), lambda _: None)
+    stop_in_gemm(machine)
     fails.clear()
-    ran.clear()
     measure(request(out), lambda _: None)
     assert ran == ["gemm"]
     found = tomllib.loads(out.read_text(encoding="utf-8"))["machine"]
@@ -100,11 +103,8 @@ def test_a_later_part_reads_tables_of_an_earlier_call(machine):
 
 
 def test_a_part_that_is_named_is_measured_anew_on_what_is_there(machine):
-    out, ran, fails = machine
-    fails["gemm"] = MemoryError("no room")
-    with pytest.raises(ProfileError):
-        measure(request(out), lambda _: None)
-    ran.clear()
+    out, ran, _ = machine
+    stop_in_gemm(machine)
     with pytest.raises(ProfileError, match=r"not measured yet: gemm"):
         measure(request(out, only=("copies",)), lambda _: None)
     assert ran == ["copies"]
@@ -112,11 +112,8 @@ def test_a_part_that_is_named_is_measured_anew_on_what_is_there(machine):
 
 
 def test_numbers_of_another_model_are_not_gone_on_with(machine):
-    out, ran, fails = machine
-    fails["gemm"] = MemoryError("no room")
-    with pytest.raises(ProfileError):
-        measure(request(out), lambda _: None)
-    ran.clear()
+    out, ran, _ = machine
+    stop_in_gemm(machine)
     said = []
     with pytest.raises(ProfileError):
         measure(Request(catalogue.get("demo"), out=out, plan=FAST), said.append)
