@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from herald_pipeline.demand import demand
 from herald_pipeline.scheduling.program import BatchPolicy, Launch
-from herald_pipeline.stages import Stage, Work
+from herald_pipeline.stages import Stage
 from herald_pipeline.trace import Span, Trace
 from herald_pipeline.units import NS_PER_S
 
@@ -26,46 +27,6 @@ _SETTLED_RUN = 6
 def warm_up_blocks(blocks: int) -> int:
     """Blocks left out of the speed figures of a run that completed ``blocks`` of them."""
     return WARM_UP_BLOCKS if blocks >= _SETTLED_RUN else 1
-
-
-@dataclass(slots=True)
-class Demand:
-    """Totals of a launch's work: bytes on each resource and FLOPs."""
-
-    hbm_bytes: float = 0.0
-    dram_bytes: float = 0.0
-    h2d_bytes: float = 0.0
-    d2h_bytes: float = 0.0
-    gpu_flops: float = 0.0
-    cpu_flops: float = 0.0
-
-    @property
-    def flops(self) -> float:
-        """FLOPs on both processors."""
-        return self.gpu_flops + self.cpu_flops
-
-    def traced_bytes(self, resource: str) -> float:
-        """The bytes that a span of ``resource`` counts: KV moved or read there."""
-        return {
-            "gpu": self.hbm_bytes,
-            "cpu": self.dram_bytes,
-            "h2d": self.h2d_bytes,
-            "d2h": self.d2h_bytes,
-        }[resource]
-
-
-def demand(work: Work) -> Demand:
-    """Totals of ``work``."""
-    total = Demand()
-    for repeat in work:
-        for op in repeat.ops:
-            total.hbm_bytes += repeat.count * op.hbm_bytes
-            total.dram_bytes += repeat.count * op.dram_bytes
-            total.h2d_bytes += repeat.count * op.h2d_bytes
-            total.d2h_bytes += repeat.count * op.d2h_bytes
-            total.gpu_flops += repeat.count * op.gpu_flops
-            total.cpu_flops += repeat.count * op.cpu_flops
-    return total
 
 
 @dataclass(slots=True)

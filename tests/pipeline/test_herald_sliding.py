@@ -3,11 +3,11 @@
 import pytest
 
 from herald_pipeline import catalogue, validate
+from herald_pipeline.demand import demand
 from herald_pipeline.errors import ConfigError
 from herald_pipeline.model import ModelShape
 from herald_pipeline.pipeline import build
 from herald_pipeline.pools import RequestSize
-from herald_pipeline.result import demand
 from herald_pipeline.stages import Mode, OpKind, RowGroup, launch_shape
 
 ROWS, S, K, R = 80, 32768, 1638, 32

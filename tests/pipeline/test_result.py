@@ -5,9 +5,9 @@ import json
 import pytest
 
 from herald_pipeline.pipeline import Pipeline
-from herald_pipeline.result import Recorder, demand
+from herald_pipeline.result import Recorder
 from herald_pipeline.scheduling.program import BatchPolicy, Launch
-from herald_pipeline.stages import Mode, Op, OpKind, Repeat, RowGroup, launch_shape
+from herald_pipeline.stages import Mode, RowGroup, launch_shape
 
 
 def launch(pipeline: Pipeline, name: str, block: int, layer: int | None = None, number: int = 0) -> Launch:
@@ -67,12 +67,6 @@ def test_a_single_block_has_no_rates_and_is_valid_json(herald: Pipeline) -> None
     text = json.dumps(values, allow_nan=False)
     assert "throughput_tok_s" not in values
     assert json.loads(text)["rejected"] == {"3": "too large"}
-
-
-def test_demand_sums_ops_times_repeats() -> None:
-    work = (Repeat(3, (Op(OpKind.COPY, h2d_bytes=2.0), Op(OpKind.QKV, gpu_flops=5.0, hbm_bytes=1.0))),)
-    total = demand(work)
-    assert (total.h2d_bytes, total.gpu_flops, total.hbm_bytes) == (6.0, 15.0, 3.0)
 
 
 def blocks_of(pipeline: Pipeline, durations: list[int], select_ns: int = 0) -> Recorder:

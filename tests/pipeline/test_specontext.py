@@ -4,10 +4,10 @@ import pytest
 
 from herald_pipeline import capacity, catalogue, validate
 from herald_pipeline.capacity import Memory
+from herald_pipeline.demand import demand
 from herald_pipeline.errors import ConfigError
 from herald_pipeline.model import ModelShape
 from herald_pipeline.pipeline import build
-from herald_pipeline.result import demand
 from herald_pipeline.scheduling.program import BatchPolicy
 from herald_pipeline.settings import Settings
 from herald_pipeline.stages import Mode, OpKind, RowGroup, launch_shape

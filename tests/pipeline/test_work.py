@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from herald_pipeline import catalogue
+from herald_pipeline.demand import demand
 from herald_pipeline.errors import ConfigError
 from herald_pipeline.pipeline import build
-from herald_pipeline.result import demand
 from herald_pipeline.settings import Settings
 from herald_pipeline.stages import Mode, RowGroup, launch_shape
 
