@@ -227,12 +227,12 @@ def kv_room(
 
 
 def result_text(result: "Result") -> str:
-    """Figures for people, one a line; what could not be derived is left out."""
+    """Figures for people, one a line; what could not be derived is left out, retrieval too where none was counted."""
     shown = {
-        "throughput": ("throughput_tok_s", "tok/s, decode, first block excluded"),
+        "throughput": ("throughput_tok_s", "tok/s, decode, warm-up blocks excluded"),
         "block time": ("block_time_s", "s"),
         "main": ("main_time_s", "s a block"),
-        "retrieval": ("retrieval_time_s", "s a block"),
+        "retrieval": ("retrieval_time_s", "s a pass, from its first launch to its last"),
         "stall": ("stall_s", "s a block: main waits"),
         "forwards": ("forwards_per_block", "a block"),
         "tokens": ("tokens_per_forward", "a forward"),
@@ -243,7 +243,7 @@ def result_text(result: "Result") -> str:
     lines = []
     for name, (key, unit) in shown.items():
         value = getattr(result, key)
-        if value is not None:
+        if value is not None and (value or key != "retrieval_time_s"):
             lines.append(
                 f"{name:<11}{value:>14.6g} {unit}" if isinstance(value, float) else f"{name:<11}{value:>14} {unit}"
             )

@@ -6,6 +6,8 @@ import sys
 import pytest
 
 from herald_exec import cli
+from herald_exec.run_command import result_text
+from herald_pipeline.result import Recorder
 
 RUN = ["run", "--model", "tiny", "--method", "herald", "--context", "64", "--batch", "2", "--blocks", "3"]
 SMALL = [*RUN, "--block", "8", "--steps", "3"]
@@ -147,7 +149,7 @@ def test_synthetic_kv_replaces_the_prefill(command):
 def test_figures_for_people_leave_out_what_is_unknown(command):
     code, out, _ = command(*SMALL)
     assert code == 0
-    assert "tok/s, decode, first block excluded" in out
+    assert "tok/s, decode, warm-up blocks excluded" in out
     assert "nan" not in out
 
 
@@ -189,3 +191,14 @@ def test_a_place_or_a_number_that_cannot_serve_is_refused_before_the_run(command
     code, out, err = command(*SMALL, option, value)
     assert (code, out) == (2, "")
     assert said in err
+
+
+def test_a_run_in_which_no_retrieval_was_counted_does_not_say_that_it_took_no_time():
+    recorder = Recorder("measured")
+    for end_ns in (1_000_000, 2_000_000):
+        recorder.block_done(end_ns, rows=1, tokens=32)
+    result = recorder.result(batch=1, budget=0.05, finished=1, rejected={})
+    assert result.retrieval_time_s == 0.0
+    text = result_text(result)
+    assert "block time" in text
+    assert "retrieval" not in text
