@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from herald_pipeline.hardware import Profile, Provenance
+from herald_pipeline.hardware import Profile
 from herald_sim.exhibits.targets import HARDWARE
 from reports import charts, paper_frames
 from reports.kernels import sections as kernel_sections
@@ -33,7 +33,7 @@ def build(profile: Profile, kernels: Path | None = None) -> tuple[str, str, list
 
 
 def _lead(profile: Profile) -> str:
-    fitted = [path for path, _, q in profile.quantities() if q is not None and q.origin.provenance is Provenance.FITTED]
+    fitted = profile.fitted()
     words = "Ours in colour, what the papers print as black diamonds; where a figure prints no number, none is shown. "
     if fitted:
         return words + (
