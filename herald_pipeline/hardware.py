@@ -158,9 +158,13 @@ class Engine:
         How much of a retrieval layer's fixed time its projection carries (norms, rotation, the queries' way to the
         host); output projection and feed-forward carry the rest. Absent: half of ``retrieval_layer_overhead_us``, all
         of ``layer_overhead_us``.
+    exchange_project_us, exchange_finish_us
+        What a stage of the main stream takes, besides products and bytes, that hands a layer's queries to the CPU, and
+        that takes the outputs back (curves over query tokens). Absent: ``layer_overhead_us``.
     stage_overhead_us, select_overhead_us, gather_overhead_us, h2d_overhead_us, d2h_overhead_us
         Host time per launch of a stage, and on top of it per layer of a CPU selection, per gather, and per launch of a
-        copy stream. Absent: contained in the overheads above.
+        copy stream (the last two: curves over the bytes of the launch, where they grow with its requests). Absent:
+        contained in the overheads above.
     weight_read_efficiency, attention_efficiency
         Share of ``gpu.bandwidth_gb_s`` at which weights and KV are read.
     gemm_efficiency, grouped_gemm_efficiency
@@ -179,6 +183,9 @@ class Engine:
     top_k_efficiency
         Share of ``gpu.bandwidth_gb_s`` of selecting by importance on the GPU, over the bytes of one request's scores
         (two fp32 passes): importance by the block's queries, top-k and the gather. Absent: ``attention_efficiency``.
+    proxy_efficiency
+        Share of ``gpu.bandwidth_gb_s`` at which a proxy's whole stage passes over its partial keys: projection, scores,
+        and what picks by them (curve over those bytes). Absent: scores and top-k by the two shares above.
     sampler_passes
         fp32 passes over the logits, per forwarded token.
     head_efficiency
@@ -211,9 +218,18 @@ class Engine:
         What a scan loses to a byte that the upload, or the gather, moves beside it, over the time of a byte at
         ``dram.read_gb_s``: below 1 where cores and not memory bound that rate, above where the copy takes its cores
         too. Absent: 1.
+    gather_beside_scan, copy_beside_scan, row_fetch_beside_scan, down_beside_scan
+        How many times as long a gather, an upload, rows that the device reads itself, and a launch that brings KV to
+        the host take while a selection runs (curves over their bytes). Absent: 1.
+    turn_wait_share
+        Of the main stream's kernel under way, the share for which a kernel of a high-priority stream waits: it gets
+        room as blocks of the other end, not when all have. Absent: 1.
     kernels_per_layer, retrieval_kernels_per_layer
         Kernel launches per layer of a denoise forward, and of the retrieval's GPU part: the latter's take turns with
         the former's. Contention follows from these counts.
+    block_us
+        Most time of a thread block of a forward's kernels: a kernel of a priority stream gets its place when a block
+        ends, so it waits no longer. Absent: it waits until the whole kernel has ended.
     usable_memory_share
         Share of the device memory that weights, pools and logits may fill; the rest is the runtime's.
     runtime_gb
@@ -227,6 +243,8 @@ class Engine:
     layer_overhead_us: Quantity | None = _quantity("us", "launch")
     retrieval_layer_overhead_us: Quantity | None = _quantity("us", "launch", optional=True)
     retrieval_project_share: Quantity | None = _quantity("share", "launch", optional=True)
+    exchange_project_us: Quantity | None = _quantity("us", "launch", optional=True)
+    exchange_finish_us: Quantity | None = _quantity("us", "launch", optional=True)
     stage_overhead_us: Quantity | None = _quantity("us", "launch", optional=True)
     select_overhead_us: Quantity | None = _quantity("us", "launch", optional=True)
     gather_overhead_us: Quantity | None = _quantity("us", "launch", optional=True)
@@ -241,6 +259,7 @@ class Engine:
     attention_flops_efficiency: Quantity | None = _quantity("share", "attention", optional=True)
     lane_padding: Quantity | None = _quantity("x", "launch", optional=True)
     top_k_efficiency: Quantity | None = _quantity("share", "selection", optional=True)
+    proxy_efficiency: Quantity | None = _quantity("share", "proxy", optional=True)
     sampler_passes: Quantity | None = _quantity("passes", "sampler")
     head_efficiency: Quantity | None = _quantity("share", "sampler", optional=True)
     head_token_share: Quantity | None = _quantity("share", "launch", optional=True)
@@ -257,8 +276,14 @@ class Engine:
     fused_gather_dram_efficiency: Quantity | None = _quantity("share", "gather", "gather_fused")
     copy_beside_cost: Quantity | None = _quantity("x", "contention", optional=True)
     gather_beside_cost: Quantity | None = _quantity("x", "contention", optional=True)
+    gather_beside_scan: Quantity | None = _quantity("x", "contention", optional=True)
+    copy_beside_scan: Quantity | None = _quantity("x", "contention", optional=True)
+    row_fetch_beside_scan: Quantity | None = _quantity("x", "contention", optional=True)
+    down_beside_scan: Quantity | None = _quantity("x", "contention", optional=True)
+    turn_wait_share: Quantity | None = _quantity("share", "contention", optional=True)
     kernels_per_layer: Quantity | None = _quantity("kernels", "launch")
     retrieval_kernels_per_layer: Quantity | None = _quantity("kernels", "launch", "select")
+    block_us: Quantity | None = _quantity("us", "gemm", optional=True)
     usable_memory_share: Quantity | None = _quantity("share", "memory")
     runtime_gb: Quantity | None = _quantity("GB", "memory", optional=True)
     logit_bytes: Quantity | None = _quantity("B", "memory")

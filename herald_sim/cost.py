@@ -4,19 +4,26 @@ How long an op takes alone is in :mod:`herald_sim.op_times`; here is what become
 one another on the GPU, and flows that share rates. Floats end here.
 """
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Literal
 
 from herald_pipeline.hardware import known
 from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.stages import SELECTIONS, LaunchShape, Op, OpKind, Repeat, Stage, Template, Work
-from herald_sim.op_times import NS_PER_US, OpTimes, optional
+from herald_sim.op_times import NS_PER_US, ROW_BY_ROW, OpTimes, optional
 
 DRAM, H2D, D2H, DUPLEX = "dram", "h2d", "d2h", "duplex"
 RETRIEVAL_CORES = "retrieval cores"
 FIRST = "goes first"
 """Among a flow's uses: it takes what it needs of its rates before flows without it do."""
+_PASS = frozenset({"project", "finish", "exact_layer"})
+"""Actions of a selection pass on the device: launched layer by layer, in whichever stream."""
+SCAN = "scan"
+"""Among a flow's uses: it is a selection's pass over the KV."""
+BESIDE = "beside "
+"""Before such a name, with a speed: the flow is no faster while one with that name is under way."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,7 +32,8 @@ class Kernels:
 
     ``kernel_ns`` is the mean time of one. ``wait_ns`` is what another stream's kernel waits for, in which long kernels
     count for more: the power mean of order 3. The kernel that a random moment falls into would be the mean over time,
-    which comes near it but gets longer if only short kernels get shorter; this one never does.
+    which comes near it but gets longer if only short kernels get shorter; this one never does. Where the profile says
+    how long a thread block runs, no kernel counts for more than that: a priority stream's kernel gets its place then.
     """
 
     total_ns: int
@@ -102,14 +110,12 @@ class CostModel(OpTimes):
         super().__post_init__()
         machine, engine = self.profile.machine, self.profile.engine
         self._layer_ns = known(engine.layer_overhead_us).peak * NS_PER_US
-        self._copy_ns = {
-            H2D: optional(engine.h2d_overhead_us) * NS_PER_US,
-            D2H: optional(engine.d2h_overhead_us) * NS_PER_US,
-        }
+        self._wait_share = 1.0 if engine.turn_wait_share is None else engine.turn_wait_share.peak
         own = engine.retrieval_layer_overhead_us
-        self._retrieval_layer_ns = self._layer_ns if own is None else own.peak * NS_PER_US
+        self._own_layer_ns = optional(own) * NS_PER_US
         share, usual = engine.retrieval_project_share, 1.0 if own is None else 0.5
         self._project_share = usual if share is None else share.peak
+        self._block_ns = math.inf if engine.block_us is None else engine.block_us.peak * NS_PER_US
         self._stage_ns = optional(engine.stage_overhead_us) * NS_PER_US
         # Without a GPU, cores play it: some for the main stream, the others for retrieval and every copy.
         self._emulated = machine.gpu.emulated
@@ -159,21 +165,29 @@ class CostModel(OpTimes):
         small = stage.stream in self._small
         phases: list[Phase] = []
         segments: list[tuple[float, int]] = []
-        if self._stage_ns and work:
-            phases.append(Flow(round(self._stage_ns), ()))
+        own = self._has_own_cost(stage, small)
+        fixed_ns = self._stage_ns + (self._layer_cost_ns(self._own_layer_ns, _kinds(work)) if own else 0.0)
+        if fixed_ns and work:
+            phases.append(Flow(round(fixed_ns), ()))
         if self._engine.decide_overhead_us is not None and stage.decides and work:
             phases.append(Flow(round(self._decide_ns(work)), ()))
+        own_proxy = self._engine.proxy_efficiency is not None
         for repeat in _expanded(work):
             layer_ns = 0.0
             kinds: set[OpKind] = set()
+            exchanges = not small and any(op.kind is OpKind.COPY for op in repeat.ops)
             for op in repeat.ops:
                 kind = op.kind
+                if exchanges:
+                    layer_ns += self._exchange_ns(op)
                 if kind in _MOVES:
                     if kinds:
-                        segments.append(self._layer_segment(layer_ns, kinds, small, 1))
+                        segments.append(self._layer_segment(layer_ns, kinds, small, own, 1))
                         layer_ns, kinds = 0.0, set()
                     self._close(phases, segments)
                     phases.append(self._flow(op, beside_kernels=stage.resource == "gpu"))
+                elif kind is OpKind.TOP_K and own_proxy and OpKind.PROXY in kinds:
+                    kinds.add(kind)  # the proxy's share holds it
                 elif kind is OpKind.HEAD:
                     segments.append((self._gpu_ns(op), repeat.count))
                 elif kind is OpKind.SAMPLE:
@@ -183,11 +197,10 @@ class CostModel(OpTimes):
                     layer_ns += self._gpu_ns(op) if small or self._lanes is None else self._lanes_ns(op)
                     kinds.add(kind)
             if kinds:
-                segments.append(self._layer_segment(layer_ns, kinds, small, repeat.count))
+                segments.append(self._layer_segment(layer_ns, kinds, small, own, repeat.count))
         self._close(phases, segments)
-        copy_ns = self._copy_ns.get(stage.resource, 0.0)
-        if copy_ns and work:
-            phases.append(Flow(round(copy_ns), ()))
+        if work and stage.resource in (H2D, D2H):
+            phases += self._copy_overhead(stage.resource, work)
         if self._emulated and stage.stream != "main":
             phases = [self._on_retrieval_cores(phase) for phase in phases]
         return tuple(phases)
@@ -197,10 +210,64 @@ class CostModel(OpTimes):
         rows = work[0].ops[0].tokens / self.pipeline.settings.block_length
         return self._read("decide_overhead_us", self._engine.decide_overhead_us, rows) * NS_PER_US
 
-    def _layer_segment(self, layer_ns: float, kinds: set[OpKind], small: bool, count: int) -> tuple[float, int]:
-        """Kernels of ``count`` layers' parts: equal shares of the part's time and its fixed cost."""
+    def _exchange_ns(self, op: Op) -> float:
+        """What handing a layer's queries to the CPU, or taking its outputs, costs the main stream besides its ops."""
+        own = {OpKind.QKV: "exchange_project_us", OpKind.OUTPUT: "exchange_finish_us"}.get(op.kind)
+        if own is None or getattr(self._engine, own) is None:
+            return 0.0
+        return self._read(own, getattr(self._engine, own), op.tokens) * NS_PER_US
+
+    def _copy_overhead(self, resource: str, work: Work) -> tuple[Flow, ...]:
+        """Host time of a launch of a copy stream: what it prepares, and where it puts what has arrived."""
+        engine, ops = self._engine, [(repeat.count, op) for repeat in work for op in repeat.ops]
+        if resource == H2D:
+            if not self._emulated and any(op.layout in ROW_BY_ROW for _, op in ops):
+                return ()  # a kernel, whose launch is in its time
+            quantity, name, size = engine.h2d_overhead_us, "h2d_overhead_us", sum(n * op.h2d_bytes for n, op in ops)
+        else:
+            quantity, name, size = engine.d2h_overhead_us, "d2h_overhead_us", sum(n * op.d2h_bytes for n, op in ops)
+        if quantity is None or not quantity.peak:
+            return ()
+        time = self._read(name, quantity, size) * NS_PER_US
+        beside = self._beside_scan("down_beside_scan", size) if resource == D2H else ()
+        return (Flow(self._whole_ns(time), self._one_object(beside)),)
+
+    def _whole_ns(self, time: float) -> int:
+        """Whole nanoseconds; fast mode prices all blocks at once and overrides it."""
+        return round(time)
+
+    def _beside_scan(self, name: str, num_bytes: float, share: float = 1.0) -> Uses:
+        """How much slower a flow is beside a scan, of which ``share`` of its time is as much longer as measured."""
+        quantity = getattr(self._engine, name)
+        if quantity is None or self._emulated:
+            return ()
+        longer = 1.0 + (self._read(name, quantity, num_bytes) - 1.0) * share
+        return ((BESIDE + SCAN, min(1.0, round(1.0 / longer, 9))),)
+
+    def _has_own_cost(self, stage: Stage, small: bool) -> bool:
+        """Whether the profile states the fixed cost of a selection pass's stages for this one.
+
+        It is the way of a launch to the device and back, in which the device is free for others' kernels. In the main
+        stream it is the same, unless the profile says what queries and outputs cost there.
+        """
+        in_main = self._engine.exchange_project_us is None and self._engine.exchange_finish_us is None
+        return self._engine.retrieval_layer_overhead_us is not None and stage.action in _PASS and (small or in_main)
+
+    def _layer_cost_ns(self, whole_ns: float, kinds: Set[OpKind]) -> float:
+        """What ops of these kinds carry of a pass's fixed cost of a layer: the projection has its share of it."""
+        share = self._project_share
+        return whole_ns * (share * (OpKind.QKV in kinds) + (1.0 - share) * (OpKind.OUTPUT in kinds))
+
+    def _layer_segment(
+        self, layer_ns: float, kinds: set[OpKind], small: bool, own: bool, count: int
+    ) -> tuple[float, int]:
+        """Kernels of ``count`` layers' parts: equal shares of the part's time, and of its fixed cost if not its own."""
         kernels = self._layer_kernels(kinds, small)
-        return (layer_ns + self._layer_overhead_ns(kinds, small)) / kernels, kernels * count
+        if small and not own:
+            layer_ns += self._layer_cost_ns(self._layer_ns, kinds)
+        elif not own and OpKind.QKV in kinds:
+            layer_ns += self._layer_ns
+        return layer_ns / kernels, kernels * count
 
     def _layer_kernels(self, kinds: set[OpKind], small: bool) -> int:
         """Kernels of a layer's part; the projection and the rest of a retrieval layer are half of its kernels each."""
@@ -208,13 +275,6 @@ class CostModel(OpTimes):
             return self._kernels
         halves = (OpKind.QKV in kinds) + (OpKind.OUTPUT in kinds or OpKind.FFN in kinds)
         return max(1, round(self._retrieval_kernels * max(halves, 1) / 2))
-
-    def _layer_overhead_ns(self, kinds: set[OpKind], small: bool) -> float:
-        """Fixed cost of a layer's part: the projection carries it, of a retrieval layer its share of it."""
-        if not small:
-            return self._layer_ns if OpKind.QKV in kinds else 0.0
-        share, rest = self._project_share, 1.0 - self._project_share
-        return self._retrieval_layer_ns * (share * (OpKind.QKV in kinds) + rest * (OpKind.OUTPUT in kinds))
 
     def _flow(self, op: Op, beside_kernels: bool) -> Flow:
         """Time alone of an op that moves bytes, and the shares of the rates that it takes then.
@@ -239,7 +299,24 @@ class CostModel(OpTimes):
             uses.append((DRAM, _share(moved / time, read.peak)))
         if uses and beside_kernels and not self._emulated:
             uses.append((FIRST, 0.0))
+        elif op.kind in SELECTIONS:
+            uses.append((SCAN, 0.0))
+        else:
+            uses += self._slower(op, time)
         return Flow(round(time), self._one_object(tuple(uses)))
+
+    def _slower(self, op: Op, time: float) -> Uses:
+        """What a scan makes of an op that moves bytes; a gather's fixed cost is no longer for it."""
+        if op.kind is OpKind.GATHER_FUSED:
+            return ()  # the scan's own workers
+        if op.kind is OpKind.GATHER:
+            rate = known(self.profile.machine.dram.read_gb_s).peak
+            share = self._read("gather_dram_efficiency", self._engine.gather_dram_efficiency, op.dram_bytes)
+            return self._beside_scan("gather_beside_scan", op.dram_bytes, op.dram_bytes / (rate * share) / time)
+        if op.d2h_bytes:
+            return self._beside_scan("down_beside_scan", op.d2h_bytes)
+        by_row = op.layout in ROW_BY_ROW
+        return self._beside_scan("row_fetch_beside_scan" if by_row else "copy_beside_scan", op.h2d_bytes)
 
     def _one_object(self, uses: Uses) -> Uses:
         """The same object for equal uses: the shared rates know a mix of flows by the identities of their uses."""
@@ -255,7 +332,8 @@ class CostModel(OpTimes):
         if segments:
             total = sum(time * count for time, count in segments)
             count = sum(count for _, count in segments)
-            wait_ns = (sum(time**3 * count for time, count in segments) / count) ** (1 / 3)
+            waits = [(min(self._wait_share * time, self._block_ns), count) for time, count in segments]
+            wait_ns = (sum(time**3 * count for time, count in waits) / count) ** (1 / 3)
             phases.append(Kernels(round(total), total / count, wait_ns))
             segments.clear()
 
@@ -263,6 +341,10 @@ class CostModel(OpTimes):
 def _share(rate: float, whole: float) -> float:
     """``rate`` as a share of ``whole``, rounded so that flows of one kind have equal shares whatever their bytes."""
     return min(1.0, round(rate / whole, 9))
+
+
+def _kinds(work: Work) -> frozenset[OpKind]:
+    return frozenset(op.kind for repeat in work for op in repeat.ops)
 
 
 def _expanded(work: Work) -> Iterator[Repeat]:

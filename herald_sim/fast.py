@@ -25,7 +25,7 @@ from herald_pipeline.stages import LaunchShape, RowGroup, Stage, Template, launc
 from herald_pipeline.steps import FixedSteps
 from herald_pipeline.units import NS_PER_S
 from herald_pipeline.workload import Workload
-from herald_sim.cost import CostModel, Flow, Kernels, Phase
+from herald_sim.cost import CostModel, Flow, Kernels, Phase, Uses
 from herald_sim.uncontended import SAMPLE_BLOCKS, issued
 
 Array = NDArray[np.float64]
@@ -55,6 +55,12 @@ class _VectorCosts(CostModel):
 
     def _flow(self, op: Any, beside_kernels: bool) -> Flow:
         return Flow(cast(int, np.rint(self._flow_ns(op))), ())
+
+    def _beside_scan(self, name: str, num_bytes: float, share: float = 1.0) -> Uses:
+        return ()  # nothing contends
+
+    def _whole_ns(self, time: Any) -> Any:
+        return np.rint(time)
 
     def _longer(self, one: Any, other: Any) -> Any:
         return np.maximum(one, other)

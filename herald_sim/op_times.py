@@ -26,6 +26,7 @@ _SELECT_EFFICIENCY = {
     OpKind.SELECT_KEYS: "select_keys_dram_efficiency",
     OpKind.SELECT_INT8: "select_int8_dram_efficiency",
 }
+ROW_BY_ROW = (Layout.SCATTERED, Layout.ROWS)
 _MAX_OPS = 4096
 _MATRICES = frozenset({OpKind.QKV, OpKind.OUTPUT, OpKind.FFN, OpKind.HEAD})
 
@@ -174,6 +175,9 @@ class OpTimes:
             return size * known(self._engine.sampler_passes).peak / self._hbm
         if op.kind is OpKind.TOP_K and self._engine.top_k_efficiency is not None:
             share = self._read("top_k_efficiency", self._engine.top_k_efficiency, op.hbm_bytes / op.tokens)
+            return op.hbm_bytes / (self._hbm * share)
+        if op.kind is OpKind.PROXY and self._engine.proxy_efficiency is not None:
+            share = self._read("proxy_efficiency", self._engine.proxy_efficiency, op.hbm_bytes)
             return op.hbm_bytes / (self._hbm * share)
         share = self._read("attention_efficiency", self._engine.attention_efficiency, op.hbm_bytes)
         time = op.hbm_bytes / (self._hbm * share)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from herald_sim.clock import Alarm, Clock
-from herald_sim.cost import FIRST, Flow, Kernels, Uses
+from herald_sim.cost import BESIDE, FIRST, Flow, Kernels, Uses
 
 
 class Work:
@@ -245,13 +245,21 @@ class SharedRates:
 def fair_speeds(uses: Sequence[Uses]) -> tuple[float, ...]:
     """Speed of each flow, at most 1, from the share of each rate that it uses at speed 1.
 
-    Flows that go :data:`~herald_sim.cost.FIRST` share among themselves; the others share what they leave.
+    Flows that go :data:`~herald_sim.cost.FIRST` share among themselves; the others share what they leave. One that is
+    slower :data:`~herald_sim.cost.BESIDE` another kind is so while one of that kind is under way.
     """
     speeds = [1.0] * len(uses)
+    slower = [[use for use in flow if use[0].startswith(BESIDE)] for flow in uses]
+    if any(slower):
+        uses = [tuple(use for use in flow if not use[0].startswith(BESIDE)) for flow in uses]
     room = dict.fromkeys((name for flow in uses for name, _ in flow), 1.0)
     first = {index for index, flow in enumerate(uses) if (FIRST, 0.0) in flow}
     for rising in (first, set(range(len(uses))) - first):
         _fill(uses, rising, room, speeds)
+    for index, beside in enumerate(slower):
+        for name, speed in beside:
+            if name.removeprefix(BESIDE) in room:
+                speeds[index] = min(speeds[index], speed)
     return tuple(speeds)
 
 

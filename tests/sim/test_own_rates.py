@@ -112,3 +112,50 @@ def test_a_scan_loses_to_gathers_and_uploads_what_a_byte_of_each_costs(changed_p
     for name, moved in (("copy", rows), ("gather", 2 * rows)):
         dear = costs_of(herald, changed_profile(f"engine.{name}_beside_cost=3.0"))["select"]
         assert dear - plain == pytest.approx(2 * moved / read, rel=1e-3)
+
+
+def test_a_proxy_with_a_share_of_its_own_is_priced_as_a_whole(changed_profile, pipeline_of):
+    infinigen, base = pipeline_of("infinigen"), changed_profile()
+    fast, slow = (changed_profile(f"engine.proxy_efficiency={share}") for share in (0.5, 0.25))
+    read = SHAPE.prefix_tokens * infinigen.model.num_kv_heads * infinigen.model.head_dim * 2 * 0.2
+    whole = read / base.machine.gpu.bandwidth_gb_s.peak
+    difference = costs_of(infinigen, slow)["proxy"] - costs_of(infinigen, fast)["proxy"]
+    assert difference == pytest.approx(whole * (1 / 0.25 - 1 / 0.5), rel=1e-3)
+    # What picks is in it, however slow top-k by itself is.
+    dear = changed_profile("engine.proxy_efficiency=0.5", "engine.top_k_efficiency=0.001")
+    assert costs_of(infinigen, dear)["proxy"] == costs_of(infinigen, fast)["proxy"]
+
+
+def test_a_pass_that_exchanges_a_block_with_the_cpu_pays_for_it_in_the_main_stream(changed_profile, pipeline_of):
+    own = ("engine.exchange_project_us=800.0", "engine.exchange_finish_us=1600.0")
+    cheap = changed_profile("engine.exchange_project_us=0.0", "engine.exchange_finish_us=0.0")
+    dear = changed_profile(*own)
+    for name, microseconds in (("project", 800), ("finish", 1600)):
+        differences = [costs_of(pipeline_of("mage-cpu"), profile)[name] for profile in (cheap, dear)]
+        assert differences[1] - differences[0] == pytest.approx(1000 * microseconds, rel=1e-3)
+        # HERALD's pass of one query a request is the retrieval stream's.
+        assert costs_of(pipeline_of("herald"), dear)[name] == costs_of(pipeline_of("herald"), cheap)[name]
+
+
+def test_rows_that_a_device_reads_itself_have_no_fixed_cost_of_a_copy(changed_profile, pipeline_of):
+    free, dear = (changed_profile(f"engine.h2d_overhead_us={us}") for us in (0.0, 500.0))
+    by_device, by_copy = pipeline_of("herald", gather="gpu"), pipeline_of("herald")
+    assert costs_of(by_device, dear)["upload"] == costs_of(by_device, free)["upload"]
+    assert costs_of(by_copy, dear)["upload"] == costs_of(by_copy, free)["upload"] + 500_000
+
+
+def test_a_gather_takes_longer_while_a_scan_runs(changed_profile, pipeline_of):
+    workload = Workload.uniform(32768, 80, gen_tokens=96)
+    plain, slowed = (changed_profile(f"engine.gather_beside_scan={x}") for x in (1.0, 3.0))
+
+    def busy(method):
+        pipeline = pipeline_of(method)
+        found = [
+            simulate(pipeline, p, workload, beyond_memory=True).stages["gather"]["busy_s"] for p in (plain, slowed)
+        ]
+        return found[1] / found[0]
+
+    slower = busy("herald")
+    assert 1.2 < slower <= 3.0
+    # There a layer's scan waits until the device has finished the layer before, whose gather goes on meanwhile.
+    assert busy("mage-cpu") < slower

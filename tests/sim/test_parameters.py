@@ -14,8 +14,10 @@ from herald_sim.simulate import simulate
 
 HARDWARE = "h100-sxm-80g_xeon-8481c"
 MODEL = catalogue.get("llada2-mini")
-POINTS = (("dense", 2), ("herald", 32), ("mage-offload", 32), ("infinigen", 16))
-OTHER_WAYS = ({"gather": "fused", "keys": "int8"}, {"gather": "gpu", "keys": "key-only"})
+POINTS = (("dense", 2), ("herald", 32), ("mage-offload", 32), ("infinigen", 16), ("mage-cpu", 8))
+OTHER_WAYS = ({}, {"gather": "fused", "keys": "int8"}, {"gather": "gpu", "keys": "key-only"})
+MANY = 96
+"""Requests of which a layer's rows are still on their way when the next selection begins."""
 PAPER = hardware_io.resolve(HARDWARE)
 FIELDS = {path.replace("engines.sglang-paper", "engine"): (spec, value) for path, spec, value in PAPER.quantities()}
 UNSTATED = {"us": 20.0, "share": 0.5, "GB": 1.0, "GB/s": 30.0, "x": 2.0}
@@ -36,7 +38,10 @@ def outputs(profile):
     yield [row["value_tok_s"] for row in ceilings(MODEL, profile, 16384)]
     memory = Memory.of(profile)
     yield [capacity.budget(build(MODEL, method), 16384, batch, memory).as_dict() for method, batch in POINTS]
-    runs = [*((method, batch, {}) for method, batch in POINTS), *(("herald", 32, settings) for settings in OTHER_WAYS)]
+    runs = [
+        *((method, batch, {}) for method, batch in POINTS),
+        *(("herald", MANY, settings) for settings in OTHER_WAYS),
+    ]
     for method, batch, settings in runs:
         workload = Workload.uniform(16384, batch, gen_tokens=96)
         found = simulate(build(MODEL, method, **settings), profile, workload, beyond_memory=True).to_dict()
