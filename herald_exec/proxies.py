@@ -59,18 +59,20 @@ def proxy_importance(queries: Tensor, partial_keys: Tensor, columns: Tensor) -> 
 
 
 class PartialKeys:
-    """K' of every position on the device, ``[layers][slots, kv, tokens, c]``."""
+    """K' of every position on the device, ``[layers][slots, kv, tokens, c]``; in memory column by column.
+
+    A few columns are no whole number of a GPU's words, positions are.
+    """
 
     def __init__(self, model: BlockModel, fraction: float, slots: int, tokens: int) -> None:
         shape, self._fraction = model.shape, fraction
         count = max(1, round(fraction * shape.head_dim))
-        self._keys, self.columns = (
-            [
-                torch.zeros((slots, shape.num_kv_heads, rows, count), dtype=model.dtype, device=model.device)
-                for _ in range(shape.num_layers)
-            ]
-            for rows in (tokens, shape.head_dim)
-        )
+
+        def zeros(rows: int, columns: int) -> list[Tensor]:
+            dims = (slots, shape.num_kv_heads, rows, columns)
+            return [torch.zeros(dims, dtype=model.dtype, device=model.device) for _ in range(shape.num_layers)]
+
+        self._keys, self.columns = [keys.mT for keys in zeros(count, tokens)], zeros(shape.head_dim, count)
 
     @property
     def num_bytes(self) -> int:

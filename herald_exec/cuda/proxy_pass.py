@@ -18,8 +18,9 @@ from herald_exec.cuda.forward import LaneForward, launch_shape
 from herald_exec.cuda.graphs import GraphMemory
 from herald_exec.cuda.kernels.attention import attend_lanes
 from herald_exec.cuda.kernels.importance import prefix_importance
+from herald_exec.cuda.kernels.picking import pick_largest
 from herald_exec.cuda.kernels.placing import place_heads
-from herald_exec.cuda.lanes import NOWHERE, Field, bucket
+from herald_exec.cuda.lanes import Field, bucket
 from herald_exec.cuda.streams import Foreseen
 from herald_exec.denoising import Outcome
 from herald_exec.kernels import Selection
@@ -28,8 +29,6 @@ from herald_exec.requests import Row
 from herald_exec.session import Action, Session, Task
 from herald_pipeline.pools import Buffer, Region
 
-_LAST = torch.iinfo(torch.int32).max
-"""Sorted behind all positions."""
 Part = tuple[Literal["proxy", "step"], int]
 
 
@@ -61,7 +60,6 @@ class ProxyPass:
         self._most = session.pipeline.settings.selected_tokens(tokens)
         self._picked = torch.zeros(places, self.lanes, heads, self._most, dtype=torch.int32, device=session.device)
         self._told = torch.zeros(places, 3, self.lanes, dtype=torch.int32, device=session.device)
-        self._order = torch.arange(self._most, device=session.device)
         pin = session.device.type == "cuda"
         size = self._picked[0].numel() if self._tells_host else 0
         self._host = [torch.zeros(size, dtype=torch.int32, pin_memory=pin) for _ in range(places)]
@@ -184,11 +182,9 @@ class ProxyPass:
         q, _, _ = place_heads(joined, weights.q_norm, weights.k_norm, rotary, shape.norm_eps, lanes, heads)
         slots, counts = (table[field][:lanes] for field in (Field.SLOT, Field.TO_SELECT))
         queries = q @ partial.columns[layer][slots.long()]
-        found = prefix_importance(queries, partial.keys(layer), slots, table[Field.START][:lanes], shape.head_dim**-0.5)
-        largest = found.topk(self._most, dim=-1).indices.int()
-        taken = self._order < counts[:, None, None]
-        ascending = torch.where(taken, largest, _LAST).sort(dim=-1).values
-        self._picked[place].copy_(torch.where(taken, ascending, NOWHERE))
+        keys, lengths = partial.keys(layer).mT, table[Field.START][:lanes]
+        found = prefix_importance(queries, keys, slots, lengths, shape.head_dim**-0.5)
+        pick_largest(found, lengths, counts, self._picked[place])
         to = table[Field.SPARSE_ROW][:lanes] if self._ring is None else slots + self._ring.row(0, place)
         for told, values in zip(self._told[place], (slots, to, counts), strict=True):
             told.copy_(values)

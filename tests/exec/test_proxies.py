@@ -7,6 +7,7 @@ import torch
 from herald_exec.models.forward import prefill
 from herald_exec.pools import KV
 from herald_exec.prefill import importance, top_positions
+from herald_exec.models import tiny
 from herald_exec.proxies import PartialKeys, proxy_importance, skew
 from herald_exec.reference import open_reference, read_shipped_material
 from herald_exec.reference.tasks import draw_samples
@@ -66,3 +67,14 @@ def test_on_the_shipped_model_a_fifth_of_the_columns_finds_what_attention_select
         exact = top_positions(importance(q[None, 1024:], past, own), 51)[0]
         found += [len(set(a.tolist()) & set(b.tolist())) / 51 for a, b in zip(picked, exact, strict=True)]
     assert np.mean(found) > share
+
+
+def test_a_columns_positions_lie_together():
+    """What the device's kernel reads in whole words, whichever way the keys were written."""
+    keys = PartialKeys(tiny(), 0.3, 2, 64)
+    keys.draw(0, 1, 40)
+    drawn = keys.keys(0)
+    assert drawn.mT.is_contiguous()
+    assert drawn[1, :, :40].std() > 0.5
+    assert not drawn[0].any()
+    assert not drawn[1, :, 40:].any()

@@ -2,6 +2,8 @@
 
 Two passes over the partial keys, which are a third of the keys in size: the log-sum-exp of each query, then the weights
 of each position. Scores of 4 blocks of 32 tokens over 32K positions would be 268 MB a layer, written and read thrice.
+
+Partial keys lie column by column: 38 numbers a position, 76 bytes, would be read two bytes at a time.
 """
 
 import torch
@@ -13,7 +15,7 @@ _LOG2_E = 1.4426950408889634
 TILE = 128
 """Positions of a program's tile."""
 TILES = 8
-"""Tiles that a program of the first pass reads one after another."""
+"""Tiles that a program reads one after another."""
 
 
 @triton.jit
@@ -23,17 +25,18 @@ def _load_queries(queries, base, M, C: tl.constexpr, BLOCK_M: tl.constexpr, BLOC
 
 
 @triton.jit
-def _scores(q, keys, key_base, n, length, scale, C: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr):
-    """Scores of a tile in base 2, ``[BLOCK_M, N]``; -inf behind the prefix."""
+def _load_keys(keys, base, n, capacity, column_stride, C: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Keys of a tile, ``[BLOCK_C, N]``.
+
+    Bounded by the capacity, which 16 divides, and not by the prefix: then a load takes 16 bytes.
+    """
     c = tl.arange(0, BLOCK_C)
-    at = key_base + n[:, None] * C + c[None, :]
-    k = tl.load(keys + at, mask=(n[:, None] < length) & (c[None, :] < C), other=0.0)
-    found = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-    return tl.where((n < length)[None, :], found, float("-inf"))
+    at = c[:, None] * column_stride + n[None, :]
+    return tl.load(keys + base + at, mask=(c[:, None] < C) & (n[None, :] < capacity), other=0.0)
 
 
 @triton.jit
-def _log_sums(queries, keys, rows, lengths, out, row_stride, head_stride, kv_heads, M, scale,
+def _log_sums(queries, keys, rows, lengths, out, row_stride, head_stride, column_stride, kv_heads, M, scale, capacity,
               C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, N: tl.constexpr, COUNT: tl.constexpr,
               PRECISION: tl.constexpr):  # fmt: skip
     pair, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -46,7 +49,9 @@ def _log_sums(queries, keys, rows, lengths, out, row_stride, head_stride, kv_hea
     low = split * COUNT * N
     for start in range(low, tl.minimum(low + COUNT * N, length), N):
         n = start + tl.arange(0, N)
-        s = _scores(q, keys, key_base, n, length, scale, C, BLOCK_C, PRECISION)
+        k = _load_keys(keys, key_base, n, capacity, column_stride, C, BLOCK_C)
+        s = tl.dot(q, k, input_precision=PRECISION) * scale
+        s = tl.where((n < length)[None, :], s, float("-inf"))
         newer = tl.maximum(top, tl.max(s, axis=1))
         total = total * tl.exp2(top - newer) + tl.sum(tl.exp2(s - newer[:, None]), axis=1)
         top = newer
@@ -56,28 +61,36 @@ def _log_sums(queries, keys, rows, lengths, out, row_stride, head_stride, kv_hea
 
 
 @triton.jit
-def _weights(queries, keys, rows, lengths, sums, out, row_stride, head_stride, kv_heads, M, scale, capacity,
-             C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, N: tl.constexpr, SPLITS: tl.constexpr,
-             PARTS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    pair, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+def _weights(queries, keys, rows, lengths, sums, out, row_stride, head_stride, column_stride, kv_heads, M, scale,
+             capacity, C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, N: tl.constexpr,
+             COUNT: tl.constexpr, SPLITS: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    pair, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lane, head = pair // kv_heads, pair % kv_heads
     length = tl.load(lengths + lane)
-    n, m = tile * N + tl.arange(0, N), tl.arange(0, BLOCK_M)
-    weight = tl.full([N], -1.0, tl.float32)
-    if tile * N < length:
+    m, low = tl.arange(0, BLOCK_M), split * COUNT * N
+    end = tl.minimum(low + COUNT * N, capacity)
+    if low < length:
         key_base = tl.load(rows + lane).to(tl.int64) * row_stride + head * head_stride
-        q = _load_queries(queries, pair * M * C, M, C, BLOCK_M, BLOCK_C)
-        s = _scores(q, keys, key_base, n, length, scale, C, BLOCK_C, PRECISION)
+        q = tl.trans(_load_queries(queries, pair * M * C, M, C, BLOCK_M, BLOCK_C))
         p = tl.arange(0, PARTS)
         real = (p[:, None] < SPLITS) & (m[None, :] < M)
         part = tl.load(sums + (pair * SPLITS + p[:, None]) * M + m[None, :], mask=real, other=float("-inf"))
         top = tl.max(part, axis=0)
         top = tl.where(m < M, top, 0.0)
         total = tl.sum(tl.exp2(part - top[None, :]), axis=0)
-        log_sum = top + tl.log2(tl.where(total > 0, total, 1.0))
-        each = tl.where((m < M)[:, None], tl.exp2(s - log_sum[:, None]), 0.0)
-        weight = tl.where(n < length, tl.sum(each, axis=0), -1.0)
-    tl.store(out + pair * capacity + n, weight, mask=n < capacity)
+        # A query that is none weighs nothing.
+        log_sum = tl.where(m < M, top + tl.log2(tl.where(total > 0, total, 1.0)), float("inf"))
+        for start in range(low, end, N):
+            n = start + tl.arange(0, N)
+            k = _load_keys(keys, key_base, n, capacity, column_stride, C, BLOCK_C)
+            # Positions by queries: the sum over queries then stays within a warp.
+            s = tl.dot(tl.trans(k), q, input_precision=PRECISION) * scale
+            each = tl.sum(tl.exp2(s - log_sum[None, :]), axis=1)
+            tl.store(out + pair * capacity + n, tl.where(n < length, each, -1.0), mask=n < capacity)
+    else:
+        for start in range(low, end, N):
+            n = start + tl.arange(0, N)
+            tl.store(out + pair * capacity + n, tl.full([N], -1.0, tl.float32), mask=n < capacity)
 
 
 def prefix_importance(queries: Tensor, keys: Tensor, rows: Tensor, lengths: Tensor, scale: float) -> Tensor:
@@ -88,14 +101,16 @@ def prefix_importance(queries: Tensor, keys: Tensor, rows: Tensor, lengths: Tens
     queries
         ``[lanes, kv, M, c]``, contiguous.
     keys
-        Keys of a layer ``[rows, kv, S, c]``, each head contiguous.
+        Keys of a layer by columns ``[rows, kv, c, S]``, each column contiguous.
     rows, lengths
         Per lane its storage row and its prefix, int32.
     scale
         Factor of the products.
     """
     lanes, kv, m, c = queries.shape
-    capacity = keys.shape[2]
+    capacity = keys.shape[3]
+    assert keys.stride(3) == 1, "a column's positions must lie together"
+    assert queries.is_contiguous()
     splits = triton.cdiv(capacity, TILE * TILES)
     parts = torch.empty(lanes, kv, splits, m, dtype=torch.float32, device=queries.device)
     out = torch.empty(lanes, kv, capacity, dtype=torch.float32, device=queries.device)
@@ -104,14 +119,14 @@ def prefix_importance(queries: Tensor, keys: Tensor, rows: Tensor, lengths: Tens
         "BLOCK_M": max(16, triton.next_power_of_2(m)),
         "BLOCK_C": max(16, triton.next_power_of_2(c)),
         "N": TILE,
+        "COUNT": TILES,
         "PRECISION": "ieee" if queries.dtype is torch.float32 else "tf32",
         "num_warps": 8,
+        # Two programs a multiprocessor. In fp32, which multiplies without tensor cores, it would not do.
+        **({} if queries.dtype is torch.float32 else {"maxnreg": 128}),
     }
-    common = (keys.stride(0), keys.stride(1), kv, m, scale * _LOG2_E)
-    _log_sums[(lanes * kv, splits)](queries, keys, rows, lengths, parts, *common, COUNT=TILES, **tiles)
-    grid, joined = (
-        (lanes * kv, triton.cdiv(capacity, TILE)),
-        {"SPLITS": splits, "PARTS": triton.next_power_of_2(splits)},
-    )
-    _weights[grid](queries, keys, rows, lengths, parts, out, *common, capacity, **joined, **tiles)
+    common = (*keys.stride()[:3], kv, m, scale * _LOG2_E, capacity)
+    grid, joined = (lanes * kv, splits), {"SPLITS": splits, "PARTS": triton.next_power_of_2(splits)}
+    _log_sums[grid](queries, keys, rows, lengths, parts, *common, **tiles)
+    _weights[grid](queries, keys, rows, lengths, parts, out, *common, **joined, **tiles)
     return out

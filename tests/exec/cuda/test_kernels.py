@@ -1,5 +1,6 @@
 """Each Triton kernel equals the same thing written plainly in float64."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -271,12 +272,68 @@ def test_speculated_weights_are_softmaxes_over_each_prefix_summed_over_queries(d
 
     capacity, scale = TILE * TILES + 40, 0.3
     queries = normal(3, 2, 12, 19, device=device).to(dtype)
-    keys = normal(4, 2, capacity, 19, device=device, seed=1).to(dtype)
+    keys = normal(4, 2, 19, capacity, device=device, seed=1).to(dtype)
     rows, lengths = [2, 0, 3], [TILE * TILES + 5, 77, 0]
     told = [torch.tensor(values, dtype=torch.int32, device=device) for values in (rows, lengths)]
     found = prefix_importance(queries, keys, *told, scale)
     for lane, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-        scores = queries[lane].double() @ keys[row, :, :length].double().mT * scale
+        scores = queries[lane].double() @ keys[row, :, :, :length].double() * scale
         wanted = torch.softmax(scores, dim=-1).sum(dim=1)
         assert length == 0 or error(found[lane, :, :length], wanted) < 1e-5
         assert (found[lane, :, length:] == -1).all()
+
+
+def picked(weights, lengths, counts, most):
+    """What :func:`pick_largest` writes, after it was given nonsense to write over."""
+    from herald_exec.cuda.kernels.picking import pick_largest
+
+    told = [torch.tensor(values, dtype=torch.int32, device=weights.device) for values in (lengths, counts)]
+    out = torch.full((*weights.shape[:2], most), 77, dtype=torch.int32, device=weights.device)
+    pick_largest(weights, *told, out)
+    return out.cpu().numpy()
+
+
+def picked_plainly(weights, lengths, counts, most):
+    """By a stable sort of each prefix: NaN first, larger before smaller, of equal ones the lower position."""
+    out = np.full((*weights.shape[:2], most), -1, np.int32)
+    for lane, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+        for head, row in enumerate(weights[lane, :, :length].cpu().double().numpy()):
+            order = np.lexsort((np.arange(length), -np.nan_to_num(row, nan=0.0), ~np.isnan(row)))
+            out[lane, head, : min(count, length)] = np.sort(order[:count])
+    return out
+
+
+@pytest.mark.parametrize("capacity", [100, 1000, 8192 + 300])
+def test_the_largest_weights_of_ragged_prefixes_are_picked_in_ascending_order(capacity, device):
+    """An empty lane, a whole prefix, one position, and larger weights behind a prefix."""
+    lengths, counts = [capacity, capacity - 37, 0, 64, capacity], [capacity // 20, 30, 0, 64, 1]
+    weights = normal(5, 2, capacity, device=device).exp()
+    for lane, length in enumerate(lengths):
+        weights[lane, :, length:] = 1e9
+    most = max(counts) + 3
+    assert (picked(weights, lengths, counts, most) == picked_plainly(weights, lengths, counts, most)).all()
+
+
+@pytest.mark.parametrize("distinct", [1, 2, 7])
+def test_of_equal_weights_the_lower_positions_are_picked(distinct, device):
+    """Ties across the tiles of a program."""
+    drawn = torch.randint(distinct, (2, 2, 9000), generator=torch.Generator().manual_seed(2))
+    weights, lengths, counts = drawn.float().to(device) / 8, [9000, 8700], [8500, 4000]
+    found = picked(weights, lengths, counts, 8500)
+    assert (found == picked_plainly(weights, lengths, counts, 8500)).all()
+
+
+def test_weights_of_every_sign_and_kind_are_ordered(device):
+    """NaN of either sign above infinity, -inf below all, both zeros alike, numbers that share all but the last bit."""
+    kinds = torch.tensor([0.0, -0.0, 1e-42, -1e-42, torch.inf, -torch.inf, torch.nan, -torch.nan, 1.0, -1.0, -3e38])
+    drawn = torch.randint(len(kinds), (1, 1, 600), generator=torch.Generator().manual_seed(4))
+    close = torch.full((1, 1, 600), 0.1).view(torch.int32) + torch.arange(600) % 256
+    for values in (kinds[drawn], close.view(torch.float32)):
+        for count in (1, 50, 100, 333, 599, 600):
+            found = picked(values.contiguous().to(device), [600], [count], 600)
+            assert (found == picked_plainly(values, [600], [count], 600)).all(), count
+
+
+def test_more_positions_than_a_prefix_has_are_all_of_them(device):
+    weights = normal(1, 1, 40, device=device)
+    assert picked(weights, [9], [12], 12).tolist() == [[[*range(9), -1, -1, -1]]]
