@@ -128,7 +128,7 @@ def decode(
         A stage failed or the run was interrupted; the message names stage, layer and block, the cause is chained,
         ``partial`` is the result so far, and every pool has been freed.
     """
-    _check(pipeline, model, requests)
+    _check(pipeline, model, requests, timed_only=options.synthetic_kv and not options.check)
     if options.link_limit_gb_s is not None:
         rate, name = options.link_limit_gb_s, "link_limit_gb_s"
         # Below 1 MB/s a copy takes minutes: no bus is that slow, and a run would seem to hang.
@@ -234,10 +234,12 @@ def _device(pipeline: Pipeline, session: Session, options: Options) -> tuple[Str
     return ThreadStreams(names, cores), None
 
 
-def _check(pipeline: Pipeline, model: BlockModel, requests: Sequence[DecodeRequest]) -> None:
+def _check(pipeline: Pipeline, model: BlockModel, requests: Sequence[DecodeRequest], *, timed_only: bool) -> None:
     settings, problems = pipeline.settings, request_problems(requests, model.shape)
-    if pipeline.method.simulated_only:
-        problems.append(f"method {pipeline.method.name} can only be simulated")
+    method = pipeline.method
+    if method.simulated_only and not (method.timed_on_synthetic_kv and timed_only):
+        instead = ", or timed over synthetic KV (synthetic_kv, without check)" if method.timed_on_synthetic_kv else ""
+        problems.append(f"method {method.name} can only be simulated{instead}")
     if model.shape.attention is not Attention.BLOCK_CAUSAL:
         problems.append(
             f"{model.shape.name} is a bidirectional model: it has no completed prefix to keep; decode it with a cache"

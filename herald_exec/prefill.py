@@ -102,7 +102,12 @@ def _synthetic(session: Session, task: Task, row: Row) -> tuple[KV, Tensor | Non
 
 def _selects(session: Session, task: Task) -> bool:
     sparse = session.pools.stores.get("sparse")
-    return sparse is not None and sparse.holds(task.layer) and task.writes("sparse", Region.SELECTED, Buffer.IDLE)
+    return sparse is not None and sparse.holds(task.layer) and writes_selected(session, task)
+
+
+def writes_selected(session: Session, task: Task) -> bool:
+    """Whether a prefill leaves entries that are selected for block 0 in the sparse pool."""
+    return task.writes("sparse", Region.SELECTED, Buffer.IDLE if session.double_buffered else Buffer.ONE)
 
 
 def _keep(session: Session, task: Task, row: Row, kv: KV, selected: Tensor | None) -> None:

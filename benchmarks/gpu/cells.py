@@ -230,8 +230,9 @@ PLANS: dict[str, tuple[str, ...]] = {
     "ceilings": (
         *(f"ceiling:{name}:32768:16" for name in CEILINGS),
         "run:layer-prefetch:32768:16:blocks=2",
-        "run:step-fetch:32768:16:blocks=2",
+        "run:step-fetch:32768:38:blocks=2:gather=gpu",
         "run:mage-cpu:32768:16",
+        "run:ideal:32768:16",
         "run:dense:32768:38",
         "ceiling:full_kv_fetch_per_step:32768:16:link=27.7",
         "run:layer-prefetch:32768:4:blocks=2:link=27.7",

@@ -35,6 +35,9 @@ class Method:
         What the papers leave open and how it was decided; printed with every result.
     simulated_only
         Set where no executor can be built (SpeContext needs a trained retrieval model).
+    timed_on_synthetic_kv
+        Of such a method: its steps can be carried out over random KV, for their time (``ideal``: they attend to what
+        was selected at no cost, and nobody selects for free).
     """
 
     name: str
@@ -44,3 +47,4 @@ class Method:
     defaults: Settings = field(default_factory=Settings)
     assumptions: tuple[str, ...] = ()
     simulated_only: bool = False
+    timed_on_synthetic_kv: bool = False

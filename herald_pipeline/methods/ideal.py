@@ -40,4 +40,5 @@ METHOD = Method(
     Settings(budget=0.05),
     assumptions=("an upper bound: the right entries are in the pool at no cost",),
     simulated_only=True,
+    timed_on_synthetic_kv=True,
 )

@@ -157,3 +157,21 @@ def test_a_pipeline_with_a_hazard_is_refused_before_anything_is_allocated(kit, m
     with pytest.raises(PipelineError, match="touch pool 'sparse'"):
         decode(hazardous, model, kit.prompts([40], 16))
     assert pools == []
+
+
+def test_ideal_is_timed_over_synthetic_kv_and_refused_otherwise(kit, model):
+    """Its selection is right at no cost: there is nothing to decode a prompt with, and no position to check."""
+    pipeline, policy = kit.describe("ideal", model.shape, budget=0.2), PlannedPolicy(FixedSteps(3, kit.BLOCK))
+    requests = kit.prompts([40, 20], 40)
+    found = decode(pipeline, model, requests, policy=policy, options=Options(2, synthetic_kv=True, ignore_eos=True))
+    assert found.result.finished == 2
+    assert {len(answer) for answer in found.answers.values()} == {40}
+    for options in (Options(2), Options(2, synthetic_kv=True, check=True)):
+        with pytest.raises(ConfigError, match="ideal can only be simulated, or timed over synthetic KV"):
+            decode(pipeline, model, requests, policy=policy, options=options)
+
+
+def test_a_method_that_can_only_be_simulated_is_refused_over_synthetic_kv_too(kit, model):
+    pipeline = kit.describe("specontext", model.shape, budget=0.2)
+    with pytest.raises(ConfigError, match=r"method specontext can only be simulated$"):
+        decode(pipeline, model, kit.prompts([40], 8), options=Options(1, synthetic_kv=True))

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from herald_exec.models import tiny
 from herald_exec.models.forward import prefill
 from herald_exec.pools import KV
 from herald_exec.prefill import importance, top_positions
-from herald_exec.models import tiny
 from herald_exec.proxies import PartialKeys, proxy_importance, skew
 from herald_exec.reference import open_reference, read_shipped_material
 from herald_exec.reference.tasks import draw_samples
