@@ -77,6 +77,7 @@ _SELECTION = (
     "select_int8_dram_efficiency",
     "select_flops_efficiency",
 )
+_BESIDE_A_SCAN = ("copy_beside_scan", "row_fetch_beside_scan")
 _OF_THE_LINK = ("streamed_copy_efficiency", "scattered_copy_efficiency", "row_fetch_efficiency")
 
 
@@ -136,7 +137,14 @@ def _paced(profile: Profile, gb_s: float) -> Profile:
     shares: dict[str, Any] = {
         name: Number(value, "share", getattr(profile.engine, name).origin) for name, value in lifted.items()
     }
-    engine = replace(profile.engine, **shares)
+    # A copy that memory slows down beside a scan does not wait for the bucket as well: the slower of both decides.
+    pace = min(1.0, gb_s / free)
+    longer: dict[str, Any] = {
+        name: _mapped(quantity, lambda y: max(1.0, y * pace))
+        for name in _BESIDE_A_SCAN
+        if (quantity := getattr(profile.engine, name)) is not None
+    }
+    engine = replace(profile.engine, **shares, **longer)
     return replace(profile, machine=replace(profile.machine, link=replace(link, **capped)), engine=engine)
 
 

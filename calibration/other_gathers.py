@@ -39,7 +39,7 @@ class Rows:
 
 def measure(bench: Bench, part: Part, pool: kernels.PagedKV, places: Sequence[Place]) -> None:
     """Time both over ``places`` and add what they reach to ``part``."""
-    sizes = {f"{rows}x{context}": _rows(bench, pool, rows, context) for rows, context in places}
+    sizes = {f"{rows}x{context}": selected_rows(bench, pool, rows, context) for rows, context in places}
     contexts = {f"{rows}x{context}": context for rows, context in places}
     cases = {name: _select(bench, found, contexts[name], copies=False) for name, found in sizes.items()}
     cases |= {f"{name} fused": _select(bench, found, contexts[name], copies=True) for name, found in sizes.items()}
@@ -47,7 +47,8 @@ def measure(bench: Bench, part: Part, pool: kernels.PagedKV, places: Sequence[Pl
     _read_by_the_device(bench, part, pool, sizes)
 
 
-def _rows(bench: Bench, pool: kernels.PagedKV, rows: int, context: int) -> Rows:
+def selected_rows(bench: Bench, pool: kernels.PagedKV, rows: int, context: int) -> Rows:
+    """Rows of one layer for ``rows`` requests, picked at random."""
     generator = np.random.default_rng(0)
     heads, k = pool.num_kv_heads, max(1, context // SELECTED)
     chosen = [np.sort(generator.permutation(context)[:k]).astype(np.int32) for _ in range(rows * heads)]
@@ -106,7 +107,11 @@ def _read_by_the_device(bench: Bench, part: Part, pool: kernels.PagedKV, sizes: 
     at = tuple(sorted(shares))
     share = tuple(sum(shares[x]) / len(shares[x]) for x in at)
     note = "rows of page-locked pages, read by the device" if bench.on_cuda else "a gather and a copy: no bus"
-    part.values.append(Value("engine.row_fetch_efficiency", "share", share, at, "B", widest(timings.values()), note))
+    spread = widest(timings.values())
+    part.values.append(Value("engine.row_fetch_efficiency", "share", share, at, "B", spread, note))
+    if bench.on_cuda:
+        # What picks rows on the device (InfiniGen) has them fetched by the same kernel, and by no gather before a copy.
+        part.values.append(Value("engine.scattered_copy_efficiency", "share", share, at, "B", spread, note))
 
 
 def _gather_and_copy(bench: Bench, rows: Rows) -> Work:

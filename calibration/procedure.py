@@ -123,8 +123,8 @@ class Runs:
     again: bool = False
 
 
-AGAIN_MAX_SPREAD = 0.5
-"""What ``--again`` accepts within the samples of a case: the spread that counts is between the two measurements."""
+AGAIN = Plan(max_spread=0.5)
+"""How ``--again`` measures: the spread that counts is between the two measurements, not within a case's samples."""
 
 
 def reconcile_here(
@@ -170,10 +170,9 @@ def reconcile_here(
 
 
 def _measure_again(shape: ModelShape, device: str, out: Path, command: str, say: Say) -> Path:
-    plan = Plan(max_spread=AGAIN_MAX_SPREAD)
     # No prediction reads what runs beside what.
     needed = tuple(name for name in parts.NAMES if name != "contention")
-    return measure(Request(shape, device, out, needed, quick=True, plan=plan, command=command), say)
+    return measure(Request(shape, device, out, needed, quick=True, plan=AGAIN, command=command), say)
 
 
 def reconcile_measured(

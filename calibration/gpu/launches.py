@@ -19,11 +19,11 @@ def kernel_counts(bench: Bench) -> list[Value]:
     return [
         Value("engine.kernels_per_layer", "kernels", float(count), datasheet=source),
         Value("engine.retrieval_kernels_per_layer", "kernels", float(count - 1 + _EXCHANGE), datasheet=source),
-        _padding(),
+        padding(),
     ]
 
 
-def _padding() -> Value:
+def padding() -> Value:
     """Lanes of a step's graph over those that it has."""
     from herald_exec.cuda.lanes import bucket
 

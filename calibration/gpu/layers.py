@@ -75,17 +75,28 @@ def measure(bench: Bench, part: Part) -> None:
             spread=round(first.spread, 4),
             note="one row, in a graph: what a layer does besides attention and products",
         ),
+        Value(
+            "engine.block_us",
+            "us",
+            products[rows[0]] / len(gemm.matrices(model, 0)) * 1e6,
+            spread=round(timings[f"products {rows[0]}"].spread, 4),
+            note="a product of one row, which has few blocks, in a graph; mean of a layer's",
+        ),
     ]
 
 
-def layer(bench: Bench, model: BlockModel, rows: int) -> Work:
-    """All layers around attention: joined projection, heads into place, output projection, norms, feed-forward."""
+def layer(bench: Bench, model: BlockModel, rows: int, distinct: int | None = None) -> Work:
+    """All layers around attention: joined projection, heads into place, output projection, norms, feed-forward.
+
+    ``distinct``: how many of the rows differ; ``None``: all.
+    """
     from herald_exec.cuda.feed_forward import FeedForward
     from herald_exec.cuda.kernels.placing import place_heads
 
     shape, forward = model.shape, FeedForward(model)
-    hidden = bench.random(rows, shape.hidden_size)
-    attended = bench.random(rows, shape.num_heads * shape.head_dim)
+    alike = torch.arange(rows, device=bench.device) % (distinct or rows)
+    hidden = bench.random(rows, shape.hidden_size)[alike]
+    attended = bench.random(rows, shape.num_heads * shape.head_dim)[alike]
     rotary = model.rotary(torch.arange(rows, device=bench.device))
     heads = (shape.num_heads, shape.num_kv_heads)
     lanes = max(1, rows // bench.block_length)

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 def timings(bench: Bench, pool: kernels.PagedKV, sizes: "Mapping[str, Rows]") -> dict[str, Timing]:
     """Time of each size's rows, from ``pool`` into a pool on the device; indices are there already."""
-    with _page_locked(pool):
-        return bench.time({name: _case(bench, rows) for name, rows in sizes.items()})
+    with page_locked(pool):
+        return bench.time({name: case(bench, rows) for name, rows in sizes.items()})
 
 
 @contextmanager
-def _page_locked(pool: kernels.PagedKV) -> "Iterator[None]":
+def page_locked(pool: kernels.PagedKV) -> "Iterator[None]":
     """The pool's pages as the device can read them; unlocked when nothing reads them any more."""
     if not torch.cuda.is_available():
         yield
@@ -39,7 +39,8 @@ def _page_locked(pool: kernels.PagedKV) -> "Iterator[None]":
         torch.cuda.cudart().cudaHostUnregister(locked)  # type: ignore[no-untyped-call]
 
 
-def _case(bench: Bench, rows: "Rows") -> Work:
+def case(bench: Bench, rows: "Rows") -> Work:
+    """One fetch of these rows into a pool on the device."""
     from herald_exec.cuda.kernels.rows import fetch_rows
 
     count, heads, k = rows.indices.shape

@@ -15,6 +15,7 @@ NAMES = (
     "copies",
     "selection",
     "gather",
+    "proxy",
     "launch",
     "load",
     "contention",

@@ -10,9 +10,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from calibration import beside_scan
 from calibration.bench import TORCH_DTYPES, Bench, Beside, Part, Value, row_of
 from calibration.gpu.graphs import captured
-from calibration.parts import gemm
+from calibration.parts import gemm, launch
 from calibration.timing import Timing, Work
 from herald_exec import kernels
 from herald_exec.attention import attend_partial
@@ -75,11 +76,33 @@ def measure(bench: Bench) -> Part:
                 pairs[other, name] = timing
                 slower = timing.seconds / alone_other[other].seconds
                 part.rows.append(row_of(timing, case=other, beside=name, times_as_long=round(slower, 3)))
+        if bench.on_cuda:
+            beside_scan.measure(bench, part, pool, rows, context)
+            part.values.append(short_runs_beside(bench, part, others["selection"]))
     if bench.on_cuda:
+        from calibration.gpu import turns
+
+        part.values.append(turns.measure(bench, part))
         dram = bench.rate("machine.dram.read_gb_s", "dram") * GB
         copied = {"gather": 4.0 * ring[0].numel() * ring[0].element_size(), "copies": float(size)}
         part.values += losses(alone_other["selection"].seconds, pairs, {k: n / dram for k, n in copied.items()})
     return part
+
+
+def short_runs_beside(bench: Bench, part: Part, selecting: Work) -> Value:
+    """How much longer launches that bring blocks to the host take beside a selection: runs as of the part launch."""
+    alone, beside = {}, []
+    for requests in launch.REQUESTS:
+        size = launch.append_bytes(bench, requests)
+        alone[size] = launch.stage_timings(bench, bench.model, launch.short_point(bench, requests))["append"]
+        with Beside(bench.retrieval_cores, selecting):
+            found = launch.stage_timings(bench, bench.model, launch.short_point(bench, requests))["append"]
+        beside.append((size, found))
+        slower = found.seconds / alone[size].seconds
+        part.rows.append(
+            row_of(found, case="append", beside="selection", rows=requests, times_as_long=round(slower, 3))
+        )
+    return beside_scan.appends(alone, beside)
 
 
 def losses(alone_s: float, pairs: Mapping[tuple[str, str], Timing], moved_s: Mapping[str, float]) -> list[Value]:

@@ -27,6 +27,9 @@ def measure(bench: Bench) -> Part:
     rates_down = _curve(part, "down", down.num_bytes, timings)
     best = max(rates_up.values())
     for name in layouts:
+        if name == "scattered" and bench.on_cuda:
+            part.rows.append(row_of(timings[name], case="scattered, by a gather and a copy", bytes=sizes[-1]))
+            continue  # the part gather times what the executor does there
         share = min(1.0, sizes[-1] / timings[name].seconds / GB / best)
         path = f"engine.{name}_copy_efficiency"
         part.values.append(Value(path, "share", share, spread=timings[name].spread, note=_NOTES[name]))

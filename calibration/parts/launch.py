@@ -4,6 +4,7 @@ The pass runs in the executor beside real steps, with a short prompt, so that wh
 cost: bookkeeping, small kernels, waiting for the interpreter. The method is ``herald-no-draft``.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,8 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from calibration import overheads
-from calibration.bench import Bench, Part, Value, row_of
+from calibration import exchange, overheads
+from calibration.bench import Bench, Part, Value, row_of, widest
 from calibration.parts import gemm
 from calibration.parts.gemm import layers_model
 from calibration.points import Point
@@ -20,17 +21,15 @@ from calibration.runs import run_point
 from calibration.timing import Timing
 from herald_exec import kernels
 from herald_exec.attention import attend_partial, merge
-from herald_exec.models import BlockModel, random_model
+from herald_exec.models import BlockModel
 from herald_exec.streams import Completion, ThreadStreams
-from herald_pipeline.model import ModelShape
 from herald_pipeline.units import GB, NS_PER_S
 
 _LAUNCHES = 100
 _RUNS = 3
-_ROWS = 2
-"""Requests of the short run: small, and more than one, because some of the bookkeeping is per request."""
-_ROWS_FUSED = 64
-"""On a GPU, whose batches are large: what grows with the requests is the better part of it."""
+_METHOD = "mage-cpu-representative"
+REQUESTS = (4, 80)
+"""On a GPU: what grows with the requests is the better part of it, so the larger one is a large batch."""
 
 
 def measure(bench: Bench) -> Part:
@@ -50,7 +49,7 @@ def measure(bench: Bench) -> Part:
         part.rows.append(row_of(timing, case=name, launches=_LAUNCHES, us=round(timing.seconds / _LAUNCHES * 1e6, 2)))
     row = timings["in a row"]
     stage_s = row.seconds / _LAUNCHES
-    part.values += _stage_overheads(bench, part) if bench.fused else overheads.measure(bench, part, stage_s)
+    part.values += _stage_overheads(bench, part, stage_s) if bench.fused else overheads.measure(bench, part, stage_s)
     part.values.append(Value("engine.stage_overhead_us", "us", stage_s * 1e6, spread=row.spread, note="empty launches"))
     if bench.fused:
         from calibration.gpu import launches, steps
@@ -69,40 +68,64 @@ def measure(bench: Bench) -> Part:
     return part
 
 
-def _stage_overheads(bench: Bench, part: Part) -> list[Value]:
+def _stage_overheads(bench: Bench, part: Part, stage_s: float) -> list[Value]:
     """Fixed cost of retrieval's stages: their medians at a short prompt, less what is priced by itself."""
-    shape = replace(bench.shape, vocab_size=256, mask_token_id=255, eos_token_ids=())
-    block, kv = bench.block_length, str(bench.kv_dtype)
-    # On a GPU nothing may run beside the pass: that its kernels wait for others' is the simulator's to find.
-    method, requests = ("mage-cpu-representative", _ROWS_FUSED) if bench.fused else ("herald-no-draft", _ROWS)
-    point = Point(method, 2 * block, requests, blocks=4 if bench.fused else 8, block_length=block, kv_dtype=kv)
-    model = bench.model if bench.fused else random_model(shape, device=bench.device, dtype=bench.dtype)
-    runs = [_stage_timings(bench, model, point) for _ in range(_RUNS)]
-    # What disturbs a run only adds: of each stage's medians the least is the one that can be repeated.
-    timings = {name: min((run[name] for run in runs), key=lambda timing: timing.seconds) for name in runs[0]}
-    part.rows += [
-        row_of(timing, case=f"stage {name}, run {number}", launches=1)
-        for number, run in enumerate(runs)
-        for name, timing in run.items()
-    ]
+    requests = REQUESTS[-1]
+    timings = _least(bench, part, short_point(bench, requests))
     alone = _layer_alone(bench, requests)
     layer = max(0.0, timings["project"].seconds + timings["finish"].seconds - alone)
-    beside = "" if bench.fused else ", beside the main stream"
-    note = f"{point.method}, {point.context} tokens, {requests} requests{beside}; least of {_RUNS} medians"
+    note = f"{_METHOD}, {2 * bench.block_length} tokens, {requests} requests; least of {_RUNS} medians"
     seconds = {
         "retrieval_layer": (layer, timings["finish"]),
         "select": (max(0.0, timings["select"].seconds - _select_alone(bench, requests)), timings["select"]),
         "gather": (timings["gather"].seconds, timings["gather"]),
         "h2d": (timings["upload"].seconds, timings["upload"]),
-        "d2h": (max(0.0, timings["append"].seconds - _append_alone(bench, shape, requests)), timings["append"]),
     }
+    appends = {append_bytes(bench, requests): timings["append"]}
+    for fewer in REQUESTS[:-1]:
+        appends[append_bytes(bench, fewer)] = _least(bench, part, short_point(bench, fewer))["append"]
     return [
-        Value(f"engine.{name}_overhead_us", "us", value * 1e6, spread=round(timing.spread, 4), note=note)
-        for name, (value, timing) in seconds.items()
+        *(
+            Value(f"engine.{name}_overhead_us", "us", value * 1e6, spread=round(timing.spread, 4), note=note)
+            for name, (value, timing) in seconds.items()
+        ),
+        _append(bench, appends),
+        *exchange.measure(bench, part, stage_s),
     ]
 
 
-def _stage_timings(bench: Bench, model: BlockModel, point: Point) -> dict[str, Timing]:
+def _append(bench: Bench, timings: Mapping[float, Timing]) -> Value:
+    """What a launch to the host takes beyond its bytes on the link, by these bytes: blocks go into pages one by one."""
+    rate = bench.rate("machine.link.d2h_gb_s", "copies") * GB
+    at = tuple(sorted(timings))
+    rest = tuple(max(0.0, timings[size].seconds - size / rate) * 1e6 for size in at)
+    note = f"append of {_METHOD}, {REQUESTS[0]} and {REQUESTS[-1]} requests, less the copy; least of {_RUNS} medians"
+    return Value("engine.d2h_overhead_us", "us", rest, at, "B", widest(timings.values()), note)
+
+
+def append_bytes(bench: Bench, requests: int) -> float:
+    """Bytes of the blocks of so many requests, all layers."""
+    return float(requests * bench.block_length * bench.shape.kv_bytes_per_token(bench.kv_dtype))
+
+
+def short_point(bench: Bench, requests: int) -> Point:
+    """A pass beside which nothing runs: that its kernels wait for others' is the simulator's to find."""
+    block, kv = bench.block_length, str(bench.kv_dtype)
+    return Point(_METHOD, 2 * block, requests, blocks=4, block_length=block, kv_dtype=kv)
+
+
+def _least(bench: Bench, part: Part, point: Point) -> dict[str, Timing]:
+    """Of every stage the least of its medians in several runs: what disturbs a run only adds."""
+    runs = [stage_timings(bench, bench.model, point) for _ in range(_RUNS)]
+    part.rows += [
+        row_of(timing, case=f"stage {name}, run {number}", requests=point.batch, launches=1)
+        for number, run in enumerate(runs)
+        for name, timing in run.items()
+    ]
+    return {name: min((run[name] for run in runs), key=lambda timing: timing.seconds) for name in runs[0]}
+
+
+def stage_timings(bench: Bench, model: BlockModel, point: Point) -> dict[str, Timing]:
     """Durations of every stage's launches in one run of ``point``, the first block left out."""
     run = run_point(point, model, keep_trace=True, threads=len({*bench.main_cores, *bench.retrieval_cores}))
     assert run.trace is not None
@@ -143,13 +166,6 @@ def _streams(bench: Bench, cores: dict[str, frozenset[int]]) -> ThreadStreams:
 
         return CudaStreams(("main", "retrieval"), bench.device, high_priority=("retrieval",), cores=cores)
     return ThreadStreams(("main", "retrieval"), cores)
-
-
-def _append_alone(bench: Bench, shape: ModelShape, requests: int) -> float:
-    """Seconds that the blocks of the short run take on their way to the host by the link's rate alone."""
-    entry = shape.kv_bytes_per_token(bench.kv_dtype)
-    rate = bench.rate("machine.link.d2h_gb_s", "copies")
-    return requests * bench.block_length * entry / rate / GB
 
 
 def _nothing(_: Completion) -> None:

@@ -103,6 +103,7 @@ def test_samples_that_disagree_are_refused_and_no_profile_is_written(tmp_path, m
     def nothing(_bench):
         return Part("x")
 
+    monkeypatch.setattr("calibration.running.reference_seconds", lambda *_, **__: 0.01)
     monkeypatch.setattr(parts, "get", lambda name: refusing if name == "gemm" else nothing)
     out = tmp_path / "p.toml"
     with pytest.raises(ProfileError, match=r"was not written, because samples disagree(.|\n)*\ngemm: gemm: spread 80%"):
@@ -134,7 +135,7 @@ def test_a_quantity_of_the_wrong_unit_never_reaches_the_file(tmp_path):
 
 @pytest.mark.timeout(300)
 def test_the_whole_procedure_leaves_runs_report_traces_and_both_profiles(measured, tmp_path, monkeypatch):
-    monkeypatch.setattr("calibration.procedure.AGAIN_MAX_SPREAD", 1e6)
+    monkeypatch.setattr("calibration.procedure.AGAIN", FAST)
     out, _ = measured
     points = [
         Point("dense", 64, 1, set="fit"),

@@ -1,0 +1,85 @@
+"""The proxy of InfiniGen and ``step-fetch``: projection, scores over partial keys, what picks by them, as one stage.
+
+It is timed where it runs, in short decodes of InfiniGen over synthetic KV by a model of few layers: there nothing runs
+beside it, for the fetch waits for what was picked. Whatever the executor makes of the stage is in it.
+"""
+
+from dataclasses import replace
+
+from calibration.bench import Bench, Part, Value, row_of, widest
+from calibration.points import Point
+from calibration.runs import run_point
+from calibration.timing import Timing
+from herald_exec.models import BlockModel, random_model
+from herald_pipeline.model import bytes_per_element
+from herald_pipeline.settings import Settings
+from herald_pipeline.units import GB, NS_PER_S
+
+_METHOD, _LAYERS = "infinigen", 3
+_STEPS, _BLOCKS = 2, 8
+"""Of a run: a block has one proxy a layer. The first block is not counted, nor the first layer, which begins a step."""
+
+
+def places(bench: Bench) -> tuple[tuple[int, int], ...]:
+    """(requests, prefix): batches that hold partial keys on the device, at the contexts of runs."""
+    if not bench.on_cuda:
+        return ((1, 64), (2, 256))
+    return ((1, 1024), (4, 4096), (4, 16384), (4, 32768), (16, 16384), (16, 32768), (32, 32768))
+
+
+def measure(bench: Bench) -> Part:
+    """Share of the device memory's rate at which the stage passes over partial keys, by their bytes."""
+    part, rate = Part("proxy"), bench.rate("machine.gpu.bandwidth_gb_s", "attention") * GB
+    model, reached = _few_layers(bench), dict[float, list[float]]()
+    timings = []
+    for rows, length in places(bench):
+        timing = _timing(bench, model, rows, length)
+        size = partial_bytes(bench, rows, length)
+        reached.setdefault(size, []).append(min(1.0, size / timing.seconds / rate))
+        part.rows.append(row_of(timing, case="proxy", rows=rows, context=length, bytes=size))
+        timings.append(timing)
+    at = tuple(sorted(reached))
+    share = tuple(sum(reached[x]) / len(reached[x]) for x in at)
+    note = f"whole stage of {_METHOD}, {bench.block_length} queries, over the bytes of the partial keys"
+    part.values.append(Value("engine.proxy_efficiency", "share", share, at, "B", widest(timings), note))
+    return part
+
+
+def partial_bytes(bench: Bench, rows: int, length: int) -> float:
+    """Bytes of the partial keys, as the description counts them."""
+    shape = bench.shape
+    entry = shape.num_kv_heads * shape.head_dim * bytes_per_element(bench.kv_dtype, shape.head_dim)
+    return float(rows * length * entry * Settings().proxy_fraction)
+
+
+def _few_layers(bench: Bench) -> BlockModel:
+    """Layers of the model's attention, without experts and with a vocabulary that is next to nothing."""
+    shape = bench.shape
+    width = shape.head_dim if shape.moe is not None else shape.intermediate_size
+    few = replace(
+        shape,
+        moe=None,
+        intermediate_size=width,
+        num_layers=min(_LAYERS, shape.num_layers),
+        vocab_size=256,
+        mask_token_id=255,
+        eos_token_ids=(),
+    )
+    return random_model(few, device=bench.device, dtype=bench.dtype)
+
+
+def _timing(bench: Bench, model: BlockModel, rows: int, length: int) -> Timing:
+    """Durations of the stage's launches in one run."""
+    point = Point(
+        _METHOD,
+        length,
+        rows,
+        steps=min(_STEPS, bench.block_length),
+        blocks=_BLOCKS,
+        block_length=bench.block_length,
+        kv_dtype=str(bench.kv_dtype),
+    )
+    run = run_point(point, model, keep_trace=True, threads=len({*bench.main_cores, *bench.retrieval_cores}))
+    assert run.trace is not None
+    spans = [span for span in run.trace.spans if span.stage == "proxy" and span.block > 0 and span.layer]
+    return Timing(f"proxy {rows}x{length}", tuple((s.end_ns - s.start_ns) / NS_PER_S for s in spans), 1)
