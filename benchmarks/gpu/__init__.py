@@ -9,6 +9,7 @@ A cell's name is its kind and its parameters, joined by colons; ``key=value`` pa
     pool:CONTEXT:BATCH                     reads of each layer of a host pool; behind a run of that size
     step:METHOD:CONTEXT:BATCH              one forward by part, and its roofline sum
     attention:CONTEXT:BATCH                the attention kernel under several launch shapes
+    proxy:CONTEXT:BATCH                    what picks and fetches in a layer of step-fetch, by part and launch shape
     run:METHOD:CONTEXT:BATCH[:key=value]   a whole run; keys: T, blocks, budget, link, threads, exact, keys,
                                            gather, policy (two-batch-overlap), hbm
     sustained:METHOD:CONTEXT:BATCH         steps in a burst, under load and with rests; clock and power meanwhile

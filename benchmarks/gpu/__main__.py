@@ -21,6 +21,7 @@ WORK = {
     "pool": ("benchmarks.gpu.pool", "pool"),
     "step": ("benchmarks.gpu.steps", "step"),
     "attention": ("benchmarks.gpu.steps", "attention"),
+    "proxy": ("benchmarks.gpu.proxy", "proxy"),
     "run": ("benchmarks.gpu.runs", "run"),
     "ceiling": ("benchmarks.gpu.ceilings", "ceiling"),
     "replicas": ("benchmarks.gpu.replicas", "replicas"),
@@ -104,7 +105,8 @@ _HEADLINES = frozenset(
         "throughput_tok_s", "block_time_s", "stall_s", "first_block_time_s", "select_gb_s",
         "gap_between_steps_ms_median", "achieved_over_dram_ceiling", "ceiling_tok_s", "predicted_over_measured",
         "share_of_bound", "gb_s", "dram_read_gb_s", "hbm_copy_gb_s", "h2d_gb_s", "d2h_gb_s", "gemm_tflop_s",
-        "forward_over_roofline", "alone_tok_s", "scaling", "slow_down", "slow_down_with_rests",
+        "forward_over_roofline", "alone_tok_s", "scaling",
+        "importance_ms", "pick_ms", "sorted_pick_ms", "slow_down", "slow_down_with_rests",
     }
 )  # fmt: skip
 

@@ -5,7 +5,17 @@ from dataclasses import dataclass, field
 from herald_pipeline import methods
 from herald_pipeline.errors import ConfigError, did_you_mean
 
-KINDS = {"rates": 0, "pool": 2, "step": 3, "attention": 2, "run": 3, "ceiling": 3, "replicas": 3, "sustained": 3}
+KINDS = {
+    "rates": 0,
+    "pool": 2,
+    "step": 3,
+    "attention": 2,
+    "proxy": 2,
+    "run": 3,
+    "ceiling": 3,
+    "replicas": 3,
+    "sustained": 3,
+}
 """Kind -> how many positional parameters follow it."""
 KEYS = {
     "T": int,

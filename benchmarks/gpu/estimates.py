@@ -23,6 +23,7 @@ _FIXED_S = {
     "pool": 4.0,
     "step": 8.0,
     "attention": 11.0,
+    "proxy": 12.0,
     "run": 2.0,
     "ceiling": 16.0,
     "replicas": 45.0,
@@ -39,7 +40,7 @@ def seconds(bench: Bench, cell: Cell) -> float:
     if not bench.on_cuda:
         return 0.0
     fixed = _FIXED_S[cell.kind] + (_FIRST_S if cell.kind == "run" and not bench.warm else 0.0)
-    if cell.kind in ("rates", "attention", "step", "sustained"):
+    if cell.kind in ("rates", "attention", "proxy", "step", "sustained"):
         return fixed
     full_gb = cell.batch * cell.context * bench.shape.kv_bytes_per_token(bench.pipeline_dtype) / GB
     if cell.kind == "pool":

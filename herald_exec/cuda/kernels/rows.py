@@ -67,6 +67,9 @@ def fetch_rows(
     out: tuple[Tensor, Tensor],
     slot_bytes: int,
     head_bytes: int,
+    *,
+    programs: int = PROGRAMS,
+    at_once: int = ROWS,
 ) -> None:
     """Put rows of K and V at ``indices`` into the first entries of storage rows.
 
@@ -81,14 +84,16 @@ def fetch_rows(
         Positions, int32 ``[R, kv, max k]``.
     out
         Keys and values of a layer of a pool ``[rows, kv, capacity, d]``, each row contiguous.
+    programs, at_once
+        How many programs share the work, and how many rows of K, and of V, each asks for at once: a power of 2.
     """
     rows, heads, max_k = indices.shape
     if not rows or not max_k:
         return
     k, v = (part.view(torch.int32) for part in out)
     width = k.shape[-1]
-    pieces = triton.cdiv(max_k, ROWS)
-    _fetch_rows[(min(PROGRAMS, rows * heads * pieces),)](
+    pieces = triton.cdiv(max_k, at_once)
+    _fetch_rows[(min(programs, rows * heads * pieces),)](
         address,
         told,
         indices,
@@ -105,5 +110,5 @@ def fetch_rows(
         W=width,
         WIDTH=triton.next_power_of_2(width),
         PAGE=PAGE_TOKENS,
-        N=ROWS,
+        N=at_once,
     )
