@@ -74,6 +74,9 @@ def select(session: Session, task: Task) -> None:
     slots = [row.slot for row in lanes.rows]
     lengths = [row.prefix for row in lanes.rows]
     into = _ring_place(session, task, [row.to_select for row in lanes.rows]) if keeps else None
+    # Where the device reads it: an array of its own would be new pages, and a copy while all cores wait.
+    output = exchange.output[:rows, :queries].numpy()
+    direct = output.flags.c_contiguous
     found = pools.hosts["full"].select(
         layer,
         slots,
@@ -86,9 +89,11 @@ def select(session: Session, task: Task) -> None:
         threads=session.threads,
         keys=session.pipeline.settings.keys if keeps else "full",
         gathered=into,
+        output=output if direct else None,
     )
-    # Not by torch: its threads would spin for a while behind a copy of this size, beside the next kernels.
-    np.copyto(exchange.output[:rows, :queries].numpy(), found.output)
+    if not direct:
+        # Not by torch: its threads would spin for a while behind a copy of this size, beside the next kernels.
+        np.copyto(output, found.output)
     if keeps:
         pools.indices[layer, lanes.rows[0].slot] = found
     selected = sum(row.to_select for row in lanes.rows) if keeps else 0

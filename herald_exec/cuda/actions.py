@@ -26,6 +26,7 @@ from herald_exec.denoising import Outcome
 from herald_exec.host import COPIERS
 from herald_exec.pools import KV, KVStore
 from herald_exec.prefill import prefill as prefill_rows
+from herald_exec.prefill import writes_selected
 from herald_exec.requests import Row
 from herald_exec.session import Action, Session, Task
 from herald_exec.transfers import offload as offload_rows
@@ -44,7 +45,7 @@ class DeviceActions:
         self.acceptance = Acceptance(session, self.forward.table)
         self.selection = SelectionPass(session, graphs=graphs) if has_own_pass(session.pipeline) else None
         whole = has_block_pass(session.pipeline)
-        self.block_pass = BlockPass(session, self.forward, self.acceptance) if whole else None
+        self.block_pass = BlockPass(session, self.forward, self.acceptance, graphs=graphs) if whole else None
         self.fetched = FetchedForward(session, self.forward, self.acceptance) if fetches(session) else None
         steps = any(stage.action == "denoise" for stage in session.pipeline.template.stages())
         served = Counter(source(session, layer).name for layer in range(session.num_layers) if steps)
@@ -145,8 +146,9 @@ class DeviceActions:
                     self.forward.capture(bucket(2 * rows))
             if self.selection is not None:
                 self.selection.prepare()
-            if self.proxies is not None:
-                self.proxies.prepare()
+            for own in (self.block_pass, self.proxies):
+                if own is not None:
+                    own.prepare()
         if not session.synthetic:
             prefill_rows(session, task)
             return
@@ -161,7 +163,7 @@ class DeviceActions:
                 if store is None or not store.holds(task.layer):
                     continue
                 sparse = name == "sparse"
-                if sparse and not task.writes("sparse", Region.SELECTED, Buffer.IDLE):
+                if sparse and not writes_selected(session, task):
                     continue
                 at = store.row(row.slot, row.idle if sparse and store.buffers == 2 else 0)
                 length = row.to_select if sparse else row.prefix

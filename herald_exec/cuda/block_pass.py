@@ -1,10 +1,12 @@
 """A step 0 that selects on the CPU with the whole block (MAGE), around the CPU's selection on fused operations.
 
 The plain pass of :mod:`herald_exec.retrieval` launches its norms, rotations and experts one by one: project and finish
-took 5.3 ms a layer there for 16 blocks of 32 tokens (llada2-mini on an H200).
+took 5.3 ms a layer there for 16 blocks of 32 tokens (llada2-mini on an H200), and 2.9 fused, launched one by one.
+A full batch's are graphs, two a layer; a pass of fewer rows is launched one by one.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from torch.nn import functional
 
 from herald_exec.cuda.acceptance import Acceptance
 from herald_exec.cuda.forward import LaneForward
+from herald_exec.cuda.graphs import GraphMemory
 from herald_exec.cuda.streams import Foreseen
 from herald_exec.denoising import Outcome
 from herald_exec.models.layers import Rotary
@@ -36,12 +39,16 @@ class BlockPass:
     ``acceptance`` are those of the steps behind it, whose lane table it shares.
     """
 
-    def __init__(self, session: Session, forward: LaneForward, acceptance: Acceptance) -> None:
+    def __init__(self, session: Session, forward: LaneForward, acceptance: Acceptance, *, graphs: bool) -> None:
         self.session, self.forward, self.acceptance = session, forward, acceptance
         self.rows: list[Row] = []
         self.positions = torch.zeros(0, session.block_length, dtype=torch.int64)
         self._total = 0
         self._state: tuple[Tensor, Tensor, Rotary] | None = None
+        self.graphs = graphs and forward.feed_forward.capturable
+        self._memory = GraphMemory()
+        self._captured: list[Any] = []
+        self._left: tuple[Tensor, Tensor, Rotary] | None = None
 
     def table(self) -> dict[str, Action]:
         """Action name -> function."""
@@ -52,34 +59,35 @@ class BlockPass:
         task.require(task.writes("query"), "writing the queries")
         if task.layer == 0:
             self._begin(task)
-        assert self._state is not None
-        lanes, exchange, (_, normed, rotary) = len(self.rows), session.pools.exchange, self._state
-        assert exchange is not None
-        weights = session.model.weights.layers[task.layer]
-        joined = functional.linear(normed, weights.qkv, weights.qkv_bias)
-        placed = self.forward.place(task.layer, lanes, joined, rotary, None)
-        for host, part in zip((exchange.q, exchange.k, exchange.v), placed, strict=True):
-            host[:lanes].copy_(by_token(part, session.block_length), non_blocking=True)
+        self._replay(2 * task.layer)
 
     def finish(self, session: Session, task: Task) -> None:
         """Attention output back to the device, then output projection and feed-forward."""
         task.require(task.reads("output"), "reading the attention output")
-        exchange = session.pools.exchange
-        assert exchange is not None
-        assert self._state is not None
-        hidden, _, rotary = self._state
-        landed = exchange.output[: len(self.rows)].to(session.device, non_blocking=True)
-        attended = landed.to(session.model.dtype).view(len(hidden), -1)
-        self._state = (*self.forward.feed_forward(task.layer, hidden, attended), rotary)
+        self._replay(2 * task.layer + 1)
 
     def decide(self, session: Session, task: Task) -> Callable[[], Outcome] | Foreseen:
         """LM head and acceptance, as behind a forward of one launch."""
         assert self._state is not None
         return self.acceptance.issue(self.rows, self._state[1], self._total)
 
+    def prepare(self) -> None:
+        """Capture the graphs of a full batch on the current stream, before decoding begins."""
+        if not self.graphs or self._captured:
+            return
+        lanes, parts = self.session.rows_together, range(2 * self.session.num_layers)
+        for at in parts:
+            self._run(at, lanes)
+        for at in parts:
+            graph, _ = self._memory.capture(lambda at=at: self._run(at, lanes))  # type: ignore[misc]
+            self._captured.append(graph)
+        # What the last part leaves must stay in place; the others' may be used again where all later parts follow.
+        self._left = self._state
+
     def close(self) -> None:
-        """Free what the last pass has left."""
-        self._state = None
+        """Free the graphs, and what the last pass has left."""
+        self._captured.clear()
+        self._state = self._left = None
         # A pass points at its session: without this the two would wait for the garbage collector.
         self.session.passes.clear()
 
@@ -93,8 +101,43 @@ class BlockPass:
         table.fill(session, self.rows, len(self.rows))
         self._total = self.acceptance.prepare(self.rows)
         table.send()
-        self._state = self.forward.enter(len(self.rows))
         session.passes[task.stage.stream] = self
+
+    def _replay(self, at: int) -> None:
+        if not self._captured or len(self.rows) != self.session.rows_together:
+            self._run(at, len(self.rows))
+            return
+        self._captured[at].replay()
+        self._state = self._left
+
+    def _run(self, at: int, lanes: int) -> None:
+        """Part ``at`` of the pass: what layer ``at // 2`` does before its selection, or after it."""
+        layer, after = divmod(at, 2)
+        if after:
+            self._finish(layer, lanes)
+            return
+        if layer == 0:
+            self._state = self.forward.enter(lanes)
+        self._project(layer, lanes)
+
+    def _project(self, layer: int, lanes: int) -> None:
+        exchange, weights = self.session.pools.exchange, self.session.model.weights.layers[layer]
+        assert self._state is not None
+        assert exchange is not None
+        _, normed, rotary = self._state
+        joined = functional.linear(normed, weights.qkv, weights.qkv_bias)
+        placed = self.forward.place(layer, lanes, joined, rotary, None)
+        for host, part in zip((exchange.q, exchange.k, exchange.v), placed, strict=True):
+            host[:lanes].copy_(by_token(part, self.session.block_length), non_blocking=True)
+
+    def _finish(self, layer: int, lanes: int) -> None:
+        exchange, model = self.session.pools.exchange, self.session.model
+        assert self._state is not None
+        assert exchange is not None
+        hidden, _, rotary = self._state
+        landed = exchange.output[:lanes].to(self.session.device, non_blocking=True)
+        attended = landed.to(model.dtype).view(len(hidden), -1)
+        self._state = (*self.forward.feed_forward(layer, hidden, attended), rotary)
 
 
 def by_token(heads: Tensor, block: int) -> Tensor:

@@ -53,7 +53,7 @@ class ProxyPass:
         self.graphs = graphs and forward.feed_forward.capturable and session.num_layers % places == 0
         self._places = places
         self._memory = GraphMemory()
-        self._captured: dict[Part, tuple[Any, Any, Any]] = {}
+        self._captured: dict[Part, Any] = {}
         partial = session.pools.partial
         assert partial is not None
         heads, tokens = partial.keys(0).shape[1:3]
@@ -83,8 +83,8 @@ class ProxyPass:
         for part in self._parts():
             place = self._place(part[1], part[1])
             graph, _ = self._memory.capture(lambda part=part, place=place: self._run(part, place))  # type: ignore[misc]
-            # What a part leaves for the next ones must stay in place.
-            self._captured[part] = (graph, self._state, self._before)
+            # What the last part leaves stays in place; the others' is used again once the parts that read it are over.
+            self._captured[part] = graph
 
     def close(self) -> None:
         """Free the graphs and what the last step has left."""
@@ -145,7 +145,7 @@ class ProxyPass:
 
     def _replay(self, part: Part, place: int) -> None:
         if self._captured:
-            self._captured[part][0].replay()
+            self._captured[part].replay()
         else:
             self._run(part, place)
 

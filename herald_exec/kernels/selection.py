@@ -123,6 +123,7 @@ def select(
     threads: int | None = None,
     measure: bool = False,
     gathered: tuple[Any, Any] | None = None,
+    output: npt.NDArray[np.float32] | None = None,
 ) -> Selection:
     """Attention, importance and exact top-k for one layer of a ragged batch.
 
@@ -151,6 +152,8 @@ def select(
     gathered
         Two buffers as :func:`gather` fills them, filled here: each worker copies what it selected right behind its
         top-k, while a part of those rows may still be in a cache.
+    output
+        Where the attention output goes, ``[rows, x, num_heads, head_dim]`` fp32, contiguous; ``None`` makes an array.
 
     Raises
     ------
@@ -182,7 +185,7 @@ def select(
             raise ConfigError(message)
     longest = int(length_of.max(initial=0))
     max_k = int(np.minimum(budget, length_of).max(initial=0))
-    output = np.empty((rows, x, num_heads, head_dim), np.float32)
+    output = _output(output, q.shape)
     indices = np.empty((rows, store.num_kv_heads, max_k), np.int32)  # filled by the kernels' threads, to the end
     counts = np.zeros((rows, store.num_kv_heads), np.int32)
     status = np.zeros((rows, store.num_kv_heads), np.uint8)
@@ -231,6 +234,18 @@ def select(
         message = f"no memory for the selection's workspace ({rows} rows, longest {longest} tokens, x={x})"
         raise CapacityError(message)
     return Selection(output, indices, counts, status, importance, phases)
+
+
+def _output(given: Any, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    if given is None:
+        return np.empty(shape, np.float32)
+    array: npt.NDArray[np.float32] = np.asarray(given)
+    if array.shape != shape or array.dtype != np.float32 or not array.flags.carray:
+        message = (
+            f"output must be contiguous, writable float32 {list(shape)}, got {array.dtype.name} {list(array.shape)}"
+        )
+        raise ConfigError(message)
+    return array
 
 
 def _gather_buffers(store: Store, shape: tuple[int, ...], out_k: Any, out_v: Any) -> list[npt.NDArray[Any]]:

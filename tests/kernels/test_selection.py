@@ -232,3 +232,19 @@ def test_a_buffer_that_does_not_fit_the_selection_is_refused_before_it_runs():
     with pytest.raises(ConfigError, match=r"out_k must be contiguous, writable \[2, 2, 5, 64\], got \[2, 2, 4, 64\]"):
         run(pool, [300, 300], [5, 5], gathered=small)
     pool.close()
+
+
+@pytest.mark.parametrize("key_only", [False, True])
+def test_an_output_that_is_given_is_filled_as_one_that_is_made(tier, key_only):
+    pool, lengths, options = filled_pool(), np.array([300, 0]), kernels.SelectOptions(key_only=key_only)
+    made = run(pool, lengths, np.array([20, 20]), x=3, options=options)
+    given = np.full(made.output.shape, np.nan, np.float32)
+    found = run(pool, lengths, np.array([20, 20]), x=3, options=options, output=given)
+    assert found.output is given
+    assert given.tobytes() == made.output.tobytes()
+
+
+@pytest.mark.parametrize("output", [np.zeros((2, 3, 4, 32), np.float32), np.zeros((2, 3, 4, 64))])
+def test_an_output_of_another_shape_or_type_is_refused(output):
+    with pytest.raises(ConfigError, match=r"output must be contiguous, writable float32 \[2, 3, 4, 64\]"):
+        run(filled_pool(), np.array([300, 300]), np.array([5, 5]), x=3, output=output)
