@@ -32,6 +32,8 @@ _FIXED_S = {
 """Kinds: pools, graphs; for a ceiling also a process's start and drawing a model."""
 _FIRST_S = 8.0
 """Drawing the model and compiling kernels, in the first run of a process."""
+_HOST_GB_S = {"mage-cpu": 21, "step-fetch": 350, "infinigen": 350}
+"""Full KV over what the host does with it; a proxy on the device leaves it a gather of a part."""
 _HOST_METHODS_PER_STEP = frozenset({"cpu-exact", "step-fetch", "infinigen"})
 
 
@@ -87,7 +89,7 @@ def _by_rates(bench: Bench, cell: Cell, full_gb: float) -> float:
     if dense:
         return forwards * forward_s
     slower = max(1.0, 15 / float(cell.options.get("threads", 15)))
-    scan_s = slower * full_gb / (21 if cell.what == "mage-cpu" else 90)
+    scan_s = slower * full_gb / _HOST_GB_S.get(cell.what, 90)
     link_s = budget * full_gb / float(cell.options.get("link", 50))
     times = forwards if cell.what in _HOST_METHODS_PER_STEP else 1
     retrieval_s = times * (scan_s + link_s)

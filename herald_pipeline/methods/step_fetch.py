@@ -177,7 +177,7 @@ METHOD = Method(
     build,
     Settings(budget=0.05, exact_layers=0, queries=32),
     assumptions=(
-        "the proxy is InfiniGen's; the CPU gathers, so that the link runs at its contiguous rate",
+        "the proxy is InfiniGen's; unless gather=gpu the CPU gathers, so that the link runs at its contiguous rate",
         "nothing selected in one step is kept for the next",
     ),
 )
