@@ -45,7 +45,8 @@ def block_time(method, profile, context, batch, steps):
 ALL = tuple(sorted(set(methods.names()) - {"herald-sliding"}))
 """A sliding window takes other blocks: it has a test of its own below."""
 BASES = {"h100": PROFILE, "h200": hardware_io.resolve("h200-141g_emr-16vcpu")}
-"""The paper's machine, and a measured one: its rates are curves, and its link's directions share a rate."""
+"""The paper's machine, and a measured one: its rates are curves, its link's directions share a rate, and retrieval's
+kernels wait for thread blocks alone."""
 
 
 SCALES = st.tuples(*(st.floats(-3.0, 3.0) for _ in RESOURCES))
@@ -100,8 +101,9 @@ def test_nor_does_it_without_contention_which_only_ever_lengthens(run, machine, 
     pipeline, workload = described(run)
     profiles = before_and_after(machine, change)
     before, after = (fast.evaluate(pipeline, profile, workload).block_time_s for profile in profiles)
-    assert after <= before * (1 + _ROUNDING)
-    assert by_events(pipeline, profiles[0], workload) >= before * (1 - _ROUNDING)
+    assert after <= before * (1 + TOLERANCES[machine[0]])
+    # Blocks are counted from the second one's end, which contention puts off more than later ones.
+    assert by_events(pipeline, profiles[0], workload) >= before * (1 - TOLERANCES[machine[0]])
 
 
 @settings(max_examples=15, deadline=None)
