@@ -38,6 +38,14 @@ def test_a_paced_link_is_as_fast_as_its_pace_and_a_pace_above_the_link_changes_n
     assert conditions.under(profile, (("link", 1000.0),), None).machine == profile.machine
 
 
+@pytest.mark.parametrize(("pace", "expected"), [(13.84, 1.0), (20.76, 1.05), (1000.0, 1.4)])
+def test_a_paced_copy_is_slower_beside_a_scan_only_by_what_memory_takes_beyond_the_pace(pace, expected):
+    # Alone at 27.68 GB/s, beside a scan 1.4 times as long: at half that pace no longer, at three quarters 1.05 times.
+    profile = hardware_io.resolve(HARDWARE, None, ["engine.copy_beside_scan=1.4"])
+    paced = conditions.under(profile, (("link", pace),), None)
+    assert paced.engine.copy_beside_scan.peak == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("given", [(("lnik", 10.0),), (("keys", "all"),), (("exact", "tpu"),)])
 def test_what_nobody_can_predict_is_refused(given):
     with pytest.raises(ConfigError):

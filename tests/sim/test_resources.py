@@ -201,6 +201,15 @@ def test_flows_behind_those_that_go_first_share_what_is_left():
     assert fair_speeds([pool, queries]) == pytest.approx((0.4 / 0.6, 1.0))
 
 
+def test_what_is_slower_beside_a_scan_is_so_only_while_one_runs():
+    gather, scan = (("beside scan", 0.5),), (("dram", 1.0), ("scan", 0.0))
+    # Half of 60 ns is done beside the scan, the other 70 after it; the scan takes no notice.
+    assert run_flows([(0, "scan", Flow(60, scan)), (0, "gather", Flow(100, gather))]) == {"scan": 60, "gather": 130}
+    # The second scan meets what is left after 40 ns alone.
+    joined = run_flows([(0, "gather", Flow(100, gather)), (40, "scan", Flow(90, scan))])
+    assert joined == {"scan": 130, "gather": 145}
+
+
 def test_a_flow_stopped_by_one_rate_leaves_the_rest_of_another_to_others():
     # Two copies share the link at half speed, so they use 0.1 of DRAM and the selection 0.9 of it.
     speeds = fair_speeds([(("h2d", 1.0), ("dram", 0.1)), (("h2d", 1.0), ("dram", 0.1)), (("dram", 1.0),)])
