@@ -39,7 +39,7 @@ lint: $(STAMP)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 types: $(STAMP)
-	$(VENV)/bin/mypy
+	$(VENV)/bin/mypy --num-workers 2
 imports: $(STAMP)
 	$(VENV)/bin/lint-imports
 unit: $(STAMP)

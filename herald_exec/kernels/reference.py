@@ -1,5 +1,6 @@
 """The definition of selection in float64 numpy: slow, obvious, and what every tier is compared with."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,7 +147,7 @@ def select(
     options = options or SelectOptions()
     q = np.asarray(queries.float().numpy() if hasattr(queries, "float") else queries, np.float32)
     rows, x, num_heads, head_dim = q.shape
-    scale = np.float32(np.log2(np.e) / np.sqrt(head_dim))
+    scale = np.float32(math.log2(math.e) / np.sqrt(head_dim))
     scaled = q * scale
     if bf16_queries:
         scaled = round_to_bf16(scaled)
