@@ -32,7 +32,7 @@ HIT_BY: Mapping[str, str] = {
     "cpu_32q_kernel": "mage-cpu",
     "cpu_1q_kernel": "herald",
     "gpu_full_kv_forward": "dense",
-    "gpu_sparse_forward": "herald",
+    "gpu_sparse_forward": "ideal",
 }
 """Ceiling -> the method whose own ceiling it is: end to end it should come near, and cannot pass."""
 
@@ -180,10 +180,12 @@ def foretold_block_s(protocol: Protocol, profile: Profile, shape: ModelShape) ->
     if "fetch" in protocol.name:
         size, times = _fetched(protocol, shape)
         return size * shape.num_layers * times / (known(profile.machine.link.h2d_gb_s).at(size).value * GB)
-    full = protocol.name == "gpu_full_kv_forward"
-    queries = shape.block_length if protocol.name == "cpu_32q_kernel" else 1
-    changes = {} if full else {"queries": queries, "budget": BUDGET}
-    pipeline = pipelines.build(shape, "dense" if full else "mage-cpu-representative", **changes)
+    if protocol.name.startswith("gpu"):
+        # Both leave the device no rest, and the protocol waits until its clock has settled.
+        pipeline = pipelines.build(shape, HIT_BY[protocol.name])
+    else:
+        queries = shape.block_length if protocol.name == "cpu_32q_kernel" else 1
+        pipeline = pipelines.build(shape, "mage-cpu-representative", queries=queries, budget=BUDGET)
     rows = tuple(range(protocol.batch))
     selected = pipeline.settings.selected_tokens(protocol.context)
     entries = protocol.batch * protocol.context

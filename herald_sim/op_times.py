@@ -51,9 +51,9 @@ class OpTimes:
         self._head_share = 1.0 if engine.head_token_share is None else engine.head_token_share.peak
         moe = self.pipeline.model.moe
         self._experts = moe.num_experts if moe else 1
-        # What waits for nothing but the device leaves it no rest.
+        # What waits for nothing but the device leaves it no rest; blocks on their way to the host hold nothing up.
         resources = {stage.resource for stage in self.pipeline.template.stages()}
-        self._never_rests = engine.constant_load_efficiency is not None and resources == {"gpu"}
+        self._never_rests = engine.constant_load_efficiency is not None and resources <= {"gpu", "d2h"}
         self._per_token = moe.experts_per_token if moe else 1
         # By identity: the description hands out the same op for the same tokens.
         self._op_ns: dict[int, tuple[Op, float]] = {}

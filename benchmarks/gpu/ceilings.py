@@ -2,7 +2,9 @@
 
     full-KV and sparse fetch   pinned copies of a layer's entries for the whole batch, scaled by layers and steps
     CPU kernels                the kernel over the batch's real pool, layer after layer, at x = 32 and x = 1
-    GPU forwards               the executor's graph of a denoise step over full or selected KV, without selection
+    GPU forwards               the executor's graph of a denoise step over full or selected KV, without selection,
+                               again and again until the clock has settled: a card at its power limit lowers it within
+                               a second, and what is to be bounded are runs of minutes
 
 Each is compared with its prediction from the raw rates that ``rates`` measured apart: bytes over a rate for copies,
 bytes over the DRAM rate as the bound of the kernels, the roofline sum as that of a forward. A paced link (``link=``)
@@ -127,15 +129,17 @@ def _kernel(bench: Bench, cell: Cell) -> dict[str, Any]:
 
 
 def _forward(bench: Bench, cell: Cell) -> dict[str, Any]:
-    """T forwards of a denoise step, by the executor's graph."""
-    from benchmarks.gpu.steps import step
+    """T steps, head included, at the pace of constant load; that of a burst beside it."""
+    from benchmarks.gpu.sustained import sustained
 
     method = "dense" if cell.what == "gpu_full_kv_forward" else "mage-cpu-representative"
-    found = step(bench, Cell(cell.name, "step", method, cell.context, cell.batch), profiled=False)
-    forward_s = found["forward_ms"]["median"] / 1e3
+    found = sustained(bench, Cell(cell.name, "sustained", method, cell.context, cell.batch), with_rests=False)
     times = bench.steps(cell)
-    head_s = found["head_ms_half"] / 1e3
-    result = {"forward_s": forward_s, "head_s": head_s, "block_s": times * (forward_s + head_s), "step": found}
+    result = {
+        "block_s": times * found["load_ms"] / 1e3,
+        "burst_block_s": times * found["burst_ms"] / 1e3,
+        "step": found,
+    }
     floor = found["roofline"].get("sum_ms")
     if floor:
         result["roofline_block_s"] = times * floor / 1e3

@@ -6,15 +6,17 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.bench import Bench, timed_ms
+from benchmarks.gpu.bench import STEPS, Bench, timed_ms
 from benchmarks.gpu.cells import Cell
-from herald_exec import Options
+from herald_exec import Options, decode
 from herald_exec.cuda.actions import DeviceActions
 from herald_exec.cuda.forward import launch_shape
 from herald_exec.cuda.kernels.attention import attend_lanes
 from herald_exec.cuda.lanes import Field, bucket
 from herald_exec.execution import _session
+from herald_exec.requests import DecodeRequest
 from herald_pipeline import capacity
+from herald_pipeline.pipeline import build
 
 
 def open_step(bench: Bench, cell: Cell):
@@ -53,6 +55,26 @@ def fill_lanes(session, actions, batch: int, context: int, drafting: bool) -> in
     table.send()
     session.state.masked.fill_(value=True)
     return lanes
+
+
+def accepted_tokens(bench: Bench, batch: int) -> torch.Tensor:
+    """A block of each row as a short run of Dense accepts it ``[batch, B]``."""
+    block = bench.shape.block_length
+    requests = [DecodeRequest(i, (0,) * block, 2 * block) for i in range(batch)]
+    options = Options(batch=batch, synthetic_kv=True, ignore_eos=True)
+    dense = build(bench.shape, "dense", kv_dtype=bench.kv_dtype, dram_kv_dtype=bench.kv_dtype)
+    answers = decode(dense, bench.model, requests, policy=bench.policy(min(STEPS, block)), options=options).answers
+    return torch.tensor([answers[i][:block] for i in range(batch)])
+
+
+def half_accepted(session, tokens: torch.Tensor, context: int) -> None:
+    """Every other position of the blocks behind ``context`` holds its token, the others are masked.
+
+    [MASK] tokens route alike: a step of nothing else reads fewer experts than those of a run do.
+    """
+    batch, block = tokens.shape
+    session.state.tokens[:batch, context : context + block] = tokens.to(session.device)
+    session.state.masked[:batch, context : context + block : 2] = False
 
 
 def step(bench: Bench, cell: Cell, *, profiled: bool = True) -> dict[str, Any]:

@@ -26,15 +26,18 @@ _FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "clocks_e
 _EVERY_MS = 100
 
 
-def sustained(bench: Bench, cell: Cell) -> dict[str, Any]:
+def sustained(bench: Bench, cell: Cell, *, with_rests: bool = True) -> dict[str, Any]:
     """Milliseconds of a step in a burst, under load and with rests; the slow-down; clock and power meanwhile."""
-    from benchmarks.gpu.steps import fill_lanes, open_step  # here, so that figures can be read without Triton
+    # Here, so that figures can be read without Triton.
+    from benchmarks.gpu.steps import accepted_tokens, fill_lanes, half_accepted, open_step, roofline
 
     seconds = LOAD_S if bench.on_cuda else 0.2
+    tokens = accepted_tokens(bench, cell.batch)
     session, actions = open_step(bench, cell)
     stream = torch.cuda.Stream() if bench.on_cuda else None
     with torch.inference_mode(), torch.cuda.stream(stream):
         lanes = fill_lanes(session, actions, cell.batch, cell.context, False)
+        half_accepted(session, tokens, cell.context)
         actions.forward.capture(lanes)
 
         def step() -> None:
@@ -48,24 +51,28 @@ def sustained(bench: Bench, cell: Cell) -> dict[str, Any]:
         burst = [_timed_ms(bench, step) for _ in range(_BURST)]
         with _Watch(bench) as watch:
             load = _for(bench, step, seconds, 0.0)
-        rests = _for(bench, step, seconds, (1 / BUSY_SHARE - 1) * median(burst) / 1e3)
+        rest_s = (1 / BUSY_SHARE - 1) * median(burst) / 1e3
+        rests = _for(bench, step, seconds, rest_s) if with_rests else []
+    floor = roofline(bench, session, cell)
     session.pools.close()
     actions.close()
-    return summary(burst, load, rests) | {"batch": cell.batch, "context": cell.context, "device": watch.rows}
+    where = {"batch": cell.batch, "context": cell.context}
+    return summary(burst, load, rests) | where | {"roofline": floor, "device": watch.rows}
 
 
 def summary(burst: list[float], load: list[float], rests: list[float]) -> dict[str, Any]:
     """Medians; under load those of ten equal parts of the time as well, for how fast it settles."""
     tenth = max(1, len(load) // 10)
     settled = load[len(load) // 2 :]
-    return {
+    found: dict[str, Any] = {
         "burst_ms": median(burst),
         "load_ms": median(settled),
         "load_ms_by_tenth": [median(load[i : i + tenth]) for i in range(0, len(load), tenth)],
-        "rests_ms": median(rests),
         "slow_down": median(settled) / median(burst),
-        "slow_down_with_rests": median(rests) / median(burst),
     }
+    if rests:
+        found |= {"rests_ms": median(rests), "slow_down_with_rests": median(rests) / median(burst)}
+    return found
 
 
 def _for(bench: Bench, work: Callable[[], None], seconds: float, rest_s: float) -> list[float]:

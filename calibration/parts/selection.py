@@ -8,6 +8,7 @@ Where a pool lies in memory decides up to a tenth of the time, whatever reads it
 layers of a pool, as those of a run do, and the median is that of several places.
 """
 
+import time
 from dataclasses import dataclass
 from itertools import cycle
 
@@ -15,7 +16,8 @@ import numpy as np
 from scipy.optimize import nnls
 
 from calibration import fewer_bytes
-from calibration.bench import Bench, Part, Value, row_of, widest
+from calibration.bench import Bench, Part, Value, pinned, row_of, widest
+from calibration.timing import Timing
 from herald_exec import kernels
 from herald_pipeline.model import bytes_per_element
 from herald_pipeline.units import GB
@@ -68,6 +70,7 @@ def measure(bench: Bench) -> Part:
         if threads > 1:
             counts = [n for n in (1, 2, 4, 8, 16, 32, 64) if n < threads]
             by_threads = bench.time_host({f"{n} threads": case(widest_point, n) for n in counts})
+        in_place = _in_place(bench, pool, next((p for p in points if p.name == _IN_PLACE), None))
         add_fewer_bytes = fewer_bytes.measure(bench, part, pool, grid(bench), lambda: per_flop[1], dram)
     bytes_of = {p.name: p.rows * p.context * entry for p in points}
     flops_of = {p.name: 4.0 * p.rows * p.queries * p.context * shape.num_heads * shape.head_dim for p in points}
@@ -80,6 +83,9 @@ def measure(bench: Bench) -> Part:
         gb_s = round(size / seconds[point.name] / GB, 3)
         columns = {"rows": point.rows, "context": point.context, "queries": point.queries, "threads": threads}
         part.rows.append(row_of(timings[point.name], **columns, bytes=size, gb_s=gb_s))
+    if in_place is not None:
+        place = "in turn over the whole pool, with rests"
+        part.rows.append(row_of(in_place, case=place, queries=bench.block_length, threads=threads))
     for name, timing in by_threads.items():
         columns = {"rows": widest_point.rows, "context": widest_point.context, "queries": 1}
         part.rows.append(row_of(timing, **columns, threads=int(name.split()[0])))
@@ -110,6 +116,35 @@ def measure(bench: Bench) -> Part:
 
         top_k.measure(bench, part)
     return part
+
+
+_IN_PLACE = "16x32768 x=32"
+_REST_S = 0.003
+"""Between the selections of two layers of ``mage-cpu``: the device finishes one layer and projects the next."""
+
+
+def _in_place(bench: Bench, pool: kernels.PagedKV, point: Point | None) -> Timing | None:
+    """``mage-cpu``'s selection as its runs have it: no layer twice in a row, all over the pool, rests between.
+
+    No number of the profile comes of it; beside the kernel's own time it tells whether place or rests make a stage
+    longer than its kernel.
+    """
+    if point is None or not bench.on_cuda:
+        return None
+    shape, generator = bench.shape, np.random.default_rng(0)
+    dims = (point.rows, point.queries, shape.num_heads, shape.head_dim)
+    q, lengths = generator.standard_normal(dims, dtype=np.float32), np.full(point.rows, point.context)
+    k, threads = np.full(point.rows, point.context // 20), bench.retrieval_threads
+    groups = [np.arange(first, first + point.rows) for first in range(0, pool.num_slots - point.rows + 1, point.rows)]
+    seconds = []
+    with pinned(bench.retrieval_cores):
+        for slots in groups:
+            for layer in range(pool.num_layers):
+                time.sleep(_REST_S)
+                begun = time.perf_counter()
+                kernels.select(pool, layer, slots, lengths, q, k, threads=threads)
+                seconds.append(time.perf_counter() - begun)
+    return Timing(point.name, tuple(seconds), 0)
 
 
 def grid(bench: Bench) -> list[tuple[int, int]]:
