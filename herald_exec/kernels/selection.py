@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from herald_pipeline.errors import CapacityError, ConfigError, check_number
 
-from . import _core
+from . import _core, results
 from .dispatch import tier_index
 from .elements import DTYPES, as_storage, to_float32
 from .int8_keys import Int8Keys, check_keys8
@@ -186,7 +186,7 @@ def select(
     longest = int(length_of.max(initial=0))
     max_k = int(np.minimum(budget, length_of).max(initial=0))
     output = _output(output, q.shape)
-    indices = np.empty((rows, store.num_kv_heads, max_k), np.int32)  # filled by the kernels' threads, to the end
+    indices = results.empty((rows, store.num_kv_heads, max_k), np.int32)  # filled by the kernels' threads, to the end
     counts = np.zeros((rows, store.num_kv_heads), np.int32)
     status = np.zeros((rows, store.num_kv_heads), np.uint8)
     importance = None
@@ -238,7 +238,7 @@ def select(
 
 def _output(given: Any, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     if given is None:
-        return np.empty(shape, np.float32)
+        return results.empty(shape, np.float32)
     array: npt.NDArray[np.float32] = np.asarray(given)
     if array.shape != shape or array.dtype != np.float32 or not array.flags.carray:
         message = (

@@ -32,20 +32,14 @@ class Tuning:
     ----------
     distance
         Software prefetch, in half pages (a K tile or a V tile); 0 is none. 1 asks for a page's V while its K is scored;
-        2 n asks for K during K and V during V, n pages ahead. 16 and more query rows on matrix tiles: a block of four
-        pages ahead, or nothing.
+        2 n asks for K during K and V during V, n pages ahead. 16 and more query rows on matrix tiles: at least a block
+        of four pages ahead, or nothing.
     streams
         1: lines in order. 4: from several places of a tile in turn, so that several hardware prefetchers work.
-    late
-        All prefetches between the PV steps, none between those of the scores.
     turned
         PV passes of more query rows over shorter pieces of V (few rows over long pieces otherwise).
     tiles
         Scores of fewer than 16 query rows on matrix tiles, as three bf16 parts of each query: fp32 accuracy.
-    near
-        Prefetch into the first cache instead of the second.
-    warm
-        KiB of the next head's KV that are asked for while importance is summed.
     rows_ahead
         Single rows (K of candidates, V of what was selected) asked for ahead of use.
     bulk
@@ -53,21 +47,26 @@ class Tuning:
         is then ignored).
     even
         With fewer than 16 query rows: prefetches go on while scores become probabilities, in place of resting there.
+    idle
+        Per cent of a thread's next head (K and V, or what is scanned of it) that it asks for while importance and top-k
+        of the present one leave the memory idle.
+    defer
+        Where the output comes from single rows (``key_only``, 8-bit keys) and these are not copied on: they are asked
+        for by the scan of the thread's next head and worked on between its chunks, not at once.
     """
 
     distance: int = 0
     streams: int = 1
-    late: bool = False
     turned: bool = False
     tiles: bool = False
-    near: bool = False
-    warm: int = 0
     rows_ahead: int = 32
     bulk: bool = False
     even: bool = False
+    idle: int = 0
+    defer: bool = False
 
     def __post_init__(self) -> None:
-        _checked({"distance": (0, 128), "streams": (1, 8), "warm": (0, 4096), "rows_ahead": (0, 256)}, self)
+        _checked({"distance": (0, 128), "streams": (1, 8), "rows_ahead": (0, 256), "idle": (0, 25)}, self)
 
     def numbers(self) -> tuple[int, ...]:
         """As the extension takes them."""
@@ -106,7 +105,7 @@ class GatherTuning:
 
 
 def parse_tuning(text: str, base: Tuning) -> Tuning:
-    """``"distance=4,streams=4,late"`` as changes of ``base``; a name alone is 1."""
+    """``"distance=4,streams=4,even"`` as changes of ``base``; a name alone is 1."""
     known = {field.name: type(getattr(base, field.name)) for field in fields(Tuning)}
     changes: dict[str, Any] = {}
     for part in filter(None, text.split(",")):
@@ -130,13 +129,13 @@ USES = ("scan", "wide_scan", "matrix", "keys", "keys8")
 #: `tiles` too 1.33. keys8: 1.98. matrix: with AMX and 4, 8, 32 queries 0.75, 0.55, 0.21, without prefetch 0.55, 0.39,
 #: 0.18; with AVX-512 and 32 queries one page ahead 0.069, two 0.067. Short searches chose `even` for scan, wide_scan
 #: and keys8 as well, by margins that were not kept. At 16K and 4K half a page ahead is as good for scan within the
-#: quartiles (1.00 and 0.98 of the speed).
+#: quartiles (1.00 and 0.98 of the speed). `defer` was not measured there: it asks in time for what was waited for.
 _INTEL = {
     "scan": Tuning(distance=2, streams=4),
     "wide_scan": Tuning(distance=2, tiles=True, turned=True),
     "matrix": Tuning(distance=2),
-    "keys": Tuning(distance=4, streams=4, tiles=True, even=True),
-    "keys8": Tuning(distance=4, streams=4, tiles=True),
+    "keys": Tuning(distance=4, streams=4, tiles=True, even=True, defer=True),
+    "keys8": Tuning(distance=4, streams=4, tiles=True, defer=True),
 }
 
 

@@ -13,8 +13,8 @@ from herald_pipeline.errors import ConfigError
 
 def test_changes_are_read_from_text():
     base = kernels.Tuning(distance=4)
-    found = parse_tuning("streams=4,late,tiles=0", base)
-    assert found == kernels.Tuning(distance=4, streams=4, late=True)
+    found = parse_tuning("streams=4,even,tiles=0", base)
+    assert found == kernels.Tuning(distance=4, streams=4, even=True)
     assert parse_tuning("", base) == base
 
 
@@ -26,7 +26,7 @@ def test_a_bad_text_is_named(text, message):
         parse_tuning(text, kernels.Tuning())
 
 
-@pytest.mark.parametrize("change", [{"distance": -1}, {"distance": 129}, {"streams": 0}, {"warm": 5000}])
+@pytest.mark.parametrize("change", [{"distance": -1}, {"distance": 129}, {"streams": 0}, {"idle": 26}])
 def test_a_number_out_of_range_is_refused(change):
     with pytest.raises(ConfigError, match=next(iter(change))):
         kernels.Tuning(**change)
@@ -51,6 +51,37 @@ def test_prefetch_and_order_leave_every_bit_as_it_is(tier, x):
 
     expected = found(kernels.Tuning())
     assert all(found(tuning) == expected for tuning in TUNINGS if not tuning.tiles)
+
+
+@pytest.mark.parametrize("kind", ["key_only", "keys8", "rescore_all"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_left_for_the_next_scan_give_the_bits_of_rows_read_at_once(tier, kind, threads):
+    """Heads of one chunk, of several, and none; an infinite key, whose tile is scored in another way."""
+    lengths = np.array([6000, 4100, 0, 4100, 70, 2048])
+    pool = kernels.PagedKV(1, 6, 1, 6000, 128)
+    pool.fill_normal(3)
+    pool.pages[0, 1, :, 0, 0, 3, 5] = 0x7F80
+    keys = kernels.Int8Keys(pool)
+    for slot, length in enumerate(lengths):
+        keys.update(0, slot, 0, int(length))
+    queries = np.random.default_rng(2).standard_normal((6, 1, 4, 128)).astype(np.float32)
+
+    def found(**changes):
+        options = kernels.SelectOptions(
+            tuning=kernels.Tuning(distance=4, **changes),
+            key_only=kind == "key_only",
+            rescore_all=kind == "rescore_all",
+            keep_importance=True,
+        )
+        used = keys if kind != "key_only" else None
+        got = kernels.select(
+            pool, 0, range(6), lengths, queries, lengths // 20, keys8=used, options=options, threads=threads
+        )
+        return [part.tobytes() for part in (got.output, got.indices, got.counts, got.status, got.importance)]
+
+    expected = found()
+    assert found(defer=True) == expected
+    assert found(defer=True, idle=10, streams=4) == expected
 
 
 def test_every_way_of_gathering_copies_the_same(tier):
@@ -105,7 +136,7 @@ def test_measured_tunings_are_of_the_ways_that_were_tried():
 
 
 @pytest.mark.parametrize(
-    ("tier", "use", "kept"), [("amx", "matrix", 2), ("avx512", "matrix", 3), ("avx512", "keys8", 5)]
+    ("tier", "use", "kept"), [("amx", "matrix", 4), ("avx512", "matrix", 4), ("avx512", "keys8", 5)]
 )
 def test_ways_that_a_kernel_does_not_tell_apart_are_tried_once(tier, use, kept):
     found = choosing.told_apart(use, tier)

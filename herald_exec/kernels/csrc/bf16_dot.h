@@ -112,7 +112,7 @@ static int FN(dot_column)(int c) { return c / 32 * 32 + c % 16 / 4 * 8 + c % 32 
 static void FN(attend_dot)(const herald_attend *args) {
     int rows = args->rows, dim = args->head_dim, chunks = dim / CHUNK_FLOATS;
     int wanted = args->pv == HERALD_PV_BF16 || (args->pv == HERALD_PV_AUTO && FN(dot_pays)());
-    if (!wanted || args->dtype != HERALD_BF16 || dim % CHUNK_FLOATS || args->raw) {
+    if (!wanted || !args->output || args->dtype != HERALD_BF16 || dim % CHUNK_FLOATS || args->raw) {
         FN(attend_few)(args);
         return;
     }

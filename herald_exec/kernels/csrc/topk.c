@@ -1,6 +1,6 @@
 /* Exact top-k of one importance row: ascending positions, equal values keep the lower position, NaN ranks last.
  *
- * Short rows: radix select (11 + 11 + 10 bits of the order-preserving key). Long rows: 512 or 1,024 strided samples give
+ * Short rows: radix select, 11 bits of the order-preserving key at a time. Long rows: 512 or 1,024 strided samples give
  * a threshold that somewhat more than k values reach, most likely; one vector pass compresses those out, radix select works on the few that
  * are left. If the sample misled (fewer than k reach it), the full radix runs: the same result, only slower.
  */
@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define DIGIT_BITS 11
 #define SAMPLES 1024
 #define SAMPLE_FROM 2048 /* below it the full radix is as fast */
 
@@ -21,51 +22,58 @@ static inline uint32_t key_at(const float *values, int64_t i) {
     return herald_key(bits);
 }
 
-/* The digit at which the count from the top reaches k; *k becomes the rank within that digit. */
-static uint32_t find_digit(const uint32_t *histogram, int digits, int64_t *k) {
-    int digit = digits - 1;
-    while (*k > histogram[digit]) *k -= histogram[digit--];
-    return (uint32_t)digit;
+static void range_of(const uint32_t *keys, int64_t n, uint32_t *low, uint32_t *high) {
+    *low = UINT32_MAX, *high = 0;
+    for (int64_t i = 0; i < n; i++) {
+        *low = keys[i] < *low ? keys[i] : *low;
+        *high = keys[i] > *high ? keys[i] : *high;
+    }
 }
 
-/* The k-th largest key of n (1 <= k <= n); *above = how many of the k are larger. `rest` may be `keys` itself. */
+/* The k-th largest key of n (1 <= k <= n); *above = how many of the k are larger. `rest` may be `keys` itself. Digits are
+ * the highest bits in which the keys differ: importance has few exponents, and counters that many keys share would wait for
+ * each other. */
 static uint32_t kth_key(const uint32_t *keys, int64_t n, int64_t k, uint32_t *rest, uint32_t *histogram,
                         int64_t *above) {
-    static const int shifts[] = {21, 10, 0}, widths[] = {11, 11, 10};
     int64_t rank = k;
-    uint32_t prefix = 0;
-    for (int pass = 0; pass < 3; pass++) {
-        int digits = 1 << widths[pass], shift = shifts[pass];
-        memset(histogram, 0, (size_t)digits * sizeof *histogram);
-        for (int64_t i = 0; i < n; i++) histogram[keys[i] >> shift & (uint32_t)(digits - 1)]++;
-        uint32_t digit = find_digit(histogram, digits, &rank);
-        prefix |= digit << shift;
-        if (pass == 2) break;
+    uint32_t low, high;
+    for (range_of(keys, n, &low, &high); low != high; range_of(keys, n, &low, &high)) {
+        int shift = 32 - __builtin_clz(high - low) - DIGIT_BITS;
+        if (shift < 0) shift = 0;
+        uint32_t digit = (high - low) >> shift;
+        memset(histogram, 0, (size_t)(digit + 1) * sizeof *histogram);
+        for (int64_t i = 0; i < n; i++) histogram[(keys[i] - low) >> shift]++;
+        while (rank > histogram[digit]) rank -= histogram[digit--];
         int64_t kept = 0;
         for (int64_t i = 0; i < n; i++) {
             uint32_t key = keys[i];
             rest[kept] = key;
-            kept += (key >> shift & (uint32_t)(digits - 1)) == digit;
+            kept += (key - low) >> shift == digit;
         }
         keys = rest;
         n = kept;
     }
     *above = k - rank;
-    return prefix;
+    return low;
 }
 
-/* Emit the k positions of keys above the threshold and, of those that meet it, the first `equal`. positions NULL: 0, 1,
- * 2, .. Without branches on keys, which no predictor guesses. */
-static int64_t emit(const uint32_t *keys, const int32_t *positions, int64_t n, uint32_t threshold, int64_t equal, int64_t k,
-                    int32_t *out) {
-    int64_t count = 0;
-    for (int64_t i = 0; i < n && count < k; i++) {
-        int tie = (keys[i] == threshold) & (equal > 0);
-        equal -= tie;
-        out[count] = positions ? positions[i] : (int32_t)i;
-        count += (keys[i] > threshold) | tie;
-    }
-    return count;
+/* The k largest: all keys above `key` and, of those that meet it, the first `equal`. */
+typedef struct {
+    uint32_t key;
+    int64_t equal;
+} border;
+
+static border border_of(const uint32_t *keys, int64_t n, int64_t k, uint32_t *rest, uint32_t *histogram) {
+    if (k <= 0) return (border){UINT32_MAX, 0}; /* no key is that large */
+    int64_t above;
+    uint32_t key = kth_key(keys, n, k, rest, histogram, &above);
+    return (border){key, k - above};
+}
+/* Whether a key is among them; asked once for each in order. Without branches, which no predictor guesses. */
+static inline int within(border *limit, uint32_t key) {
+    int tie = (key == limit->key) & (limit->equal > 0);
+    limit->equal -= tie;
+    return (key > limit->key) | tie;
 }
 
 /* A key that a few more than k of the values reach, most likely. */
@@ -82,33 +90,71 @@ static uint32_t sampled_threshold(const float *values, int64_t length, int64_t k
     return kth_key(sample, count, expected + margin + 1, sample, histogram, &above);
 }
 
+/* Keys that reach a threshold below the k-th, or all; positions NULL: 0, 1, 2, .. `rest` has room for as many keys. */
+typedef struct {
+    uint32_t *keys, *rest, *histogram;
+    int32_t *positions;
+    int64_t count;
+} survivors;
+
+#define COLLECT 512 /* values between two requests for memory */
+
+static survivors survivors_of(const herald_tier *tier, const float *values, int64_t length, int64_t k, char *scratch,
+                              herald_asking *idle) {
+    uint32_t *histogram = (uint32_t *)scratch, *sample = histogram + 2048, *keys = sample + SAMPLES + 16;
+    int32_t *positions = (int32_t *)(keys + length + 32);
+    uint32_t threshold = length > SAMPLE_FROM ? sampled_threshold(values, length, k, sample, histogram) : 0;
+    int64_t lines = idle ? idle->left * COLLECT / length + 1 : 0, count = 0;
+    for (int64_t start = 0; threshold && start < length; start += COLLECT) {
+        int64_t stop = start + COLLECT < length ? start + COLLECT : length;
+        if (idle) herald_ask(idle, lines);
+        count += tier->collect(values, start, stop, threshold, keys + count, positions + count);
+    }
+    /* the rest goes behind the survivors where there is room; where they are most of the row, all are taken again */
+    if (threshold && count >= k && 2 * count + 16 <= length)
+        return (survivors){keys, keys + count + 16, histogram, positions, count};
+    for (int64_t i = 0; i < length; i++) keys[i] = key_at(values, i);
+    return (survivors){keys, (uint32_t *)positions, histogram, NULL, length};
+}
+
 int64_t herald_topk(const herald_tier *tier, const float *values, int64_t length, int64_t k, char *scratch,
-                    int32_t *out) {
+                    herald_asking *idle, int32_t *out) {
     if (k > length) k = length;
     if (k <= 0) return 0;
     if (k == length) {
         for (int64_t i = 0; i < length; i++) out[i] = (int32_t)i;
         return k;
     }
-    uint32_t *histogram = (uint32_t *)scratch, *sample = histogram + 2048, *keys = sample + SAMPLES + 16;
-    int32_t *positions = (int32_t *)(keys + length + 32);
-    int64_t above;
-    if (length > SAMPLE_FROM) {
-        uint32_t threshold = sampled_threshold(values, length, k, sample, histogram);
-        int64_t kept = threshold ? tier->collect(values, length, threshold, keys, positions) : 0;
-        if (kept >= k) {
-            uint32_t *rest = keys + kept + 16; /* survivors are kept for the emission when there is room beside them */
-            if (2 * kept + 16 > length) rest = malloc((size_t)kept * sizeof *rest);
-            if (rest) {
-                uint32_t kth = kth_key(keys, kept, k, rest, histogram, &above);
-                if (2 * kept + 16 > length) free(rest);
-                return emit(keys, positions, kept, kth, k - above, k, out);
-            }
-        }
+    survivors some = survivors_of(tier, values, length, k, scratch, idle);
+    border limit = border_of(some.keys, some.count, k, some.rest, some.histogram);
+    int64_t count = 0;
+    for (int64_t i = 0; i < some.count && count < k; i++) {
+        out[count] = some.positions ? some.positions[i] : (int32_t)i;
+        count += within(&limit, some.keys[i]);
     }
-    for (int64_t i = 0; i < length; i++) keys[i] = key_at(values, i);
-    uint32_t kth = kth_key(keys, length, k, (uint32_t *)positions, histogram, &above);
-    return emit(keys, NULL, length, kth, k - above, k, out);
+    return count;
+}
+
+void herald_topk_parts(const herald_tier *tier, const float *values, int64_t length, int64_t heavy, int64_t sure,
+                       int64_t wanted, char *scratch, herald_asking *idle, int32_t *middle, int64_t *num_middle,
+                       int32_t *others, int64_t *num_others) {
+    *num_middle = *num_others = 0;
+    if (wanted > length) wanted = length;
+    if (wanted <= 0) return;
+    survivors some = survivors_of(tier, values, length, wanted, scratch, idle);
+    border all = border_of(some.keys, some.count, wanted, some.rest, some.histogram);
+    border second = border_of(some.keys, some.count, sure, some.rest, some.histogram);
+    border first = border_of(some.keys, some.count, heavy, some.rest, some.histogram);
+    int64_t a = 0, b = 0;
+    for (int64_t i = 0; i < some.count; i++) {
+        uint32_t key = some.keys[i];
+        int is_wanted = within(&all, key), is_sure = within(&second, key), is_middle = is_sure & !within(&first, key);
+        middle[a] = others[b] = some.positions ? some.positions[i] : (int32_t)i;
+        a += is_middle;
+        b += is_wanted & !is_middle;
+    }
+    *num_middle = a;
+    *num_others = b;
 }
 
 /* The paper's way (section IV-B4), kept as the benchmark's baseline: a min-heap of (key, lower position wins). */

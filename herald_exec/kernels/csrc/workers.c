@@ -15,22 +15,29 @@
 #include <unistd.h>
 
 #define MAX_WORKERS 512
-#define SPIN_NS 50000 /* a layer's next call often comes sooner than a sleeping thread wakes */
 
 typedef struct job {
     herald_run run;
+    void (*end)(void *context);
     void *context;
     int64_t tasks;
     _Atomic int64_t next;
-    int helpers, max_helpers; /* under the lock */
+    _Atomic int helpers; /* changed under the lock */
+    int max_helpers;
     struct job *link;
 } job;
 
+/* Held for a few instructions at a time, so a thread that finds it taken does better to look again than to sleep. */
+#ifdef PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP
+static pthread_mutex_t lock = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP;
+#else
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+#endif
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER, idle = PTHREAD_COND_INITIALIZER;
 static job *jobs;
 static int num_workers;
 static _Atomic uint64_t posted; /* counts jobs: what spinning workers watch */
+static _Atomic int64_t spin_ns = 50000; /* before sleeping: a layer's next call often comes sooner than a thread wakes */
 static pthread_key_t scratch_key;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -39,6 +46,8 @@ double herald_seconds(void) {
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
+
+void herald_set_spin_us(int64_t microseconds) { atomic_store(&spin_ns, microseconds * 1000); }
 
 /* ---- memory ---- */
 
@@ -66,22 +75,23 @@ typedef struct {
     char *memory;
 } arena;
 
-static void free_arena(void *value) {
+static void free_arenas(void *value) {
     arena *own = value;
-    herald_unmap(own->memory, own->bytes);
+    for (int i = 0; i < HERALD_ARENAS; i++) herald_unmap(own[i].memory, own[i].bytes);
     free(own);
 }
 
 static void set_up(void);
 
-char *herald_thread_scratch(size_t bytes) {
+char *herald_thread_scratch(int which, size_t bytes) {
     pthread_once(&once, set_up);
     arena *own = pthread_getspecific(scratch_key);
     if (!own) {
-        own = calloc(1, sizeof *own);
+        own = calloc(HERALD_ARENAS, sizeof *own);
         if (!own) return NULL;
         pthread_setspecific(scratch_key, own);
     }
+    own += which;
     if (own->bytes < bytes) {
         herald_unmap(own->memory, own->bytes);
         own->bytes = bytes + bytes / 4;
@@ -191,21 +201,37 @@ static unsigned enter_flush(void) { return 0; }
 static void leave_flush(unsigned old) { (void)old; }
 #endif
 
-static _Thread_local _Atomic int64_t *queue; /* of the job that this thread works on */
+static _Thread_local job *current;          /* that this thread works on */
+static _Thread_local int64_t claimed = -1; /* a task of it that this thread runs next */
 
-int64_t herald_next_task(void) { return queue ? atomic_load_explicit(queue, memory_order_relaxed) : 0; }
+static int64_t take_task(job *own) {
+    int64_t task = claimed >= 0 ? claimed : atomic_fetch_add_explicit(&own->next, 1, memory_order_relaxed);
+    claimed = -1;
+    return task < own->tasks ? task : -1;
+}
+
+int64_t herald_claim_task(void) { return current ? claimed = take_task(current) : -1; }
 
 /* A helper looks up when another job was posted, so that a long selection shares its workers with a gather. */
 static void work(job *own, int helper, uint64_t seen) {
     unsigned old = enter_flush();
-    _Atomic int64_t *before = queue; /* a job may be started from a task */
-    int64_t task;
-    queue = &own->next;
-    while (!(helper && atomic_load_explicit(&posted, memory_order_relaxed) != seen) &&
-           (task = atomic_fetch_add_explicit(&own->next, 1, memory_order_relaxed)) < own->tasks)
+    job *before = current; /* a job may be started from a task */
+    int64_t claimed_before = claimed, task;
+    current = own;
+    claimed = -1;
+    while ((claimed >= 0 || !(helper && atomic_load_explicit(&posted, memory_order_relaxed) != seen)) &&
+           (task = take_task(own)) >= 0)
         own->run(own->context, task);
-    queue = before;
+    if (own->end) own->end(own->context);
+    current = before;
+    claimed = claimed_before;
     leave_flush(old);
+}
+
+static void pause_a_little(void) {
+#ifdef HERALD_HAVE_X86
+    __builtin_ia32_pause();
+#endif
 }
 
 static job *pick(void) { /* under the lock: the open job with the fewest helpers */
@@ -234,12 +260,8 @@ static void *worker(void *unused) {
         }
         uint64_t seen = atomic_load(&posted);
         pthread_mutex_unlock(&lock);
-        for (double until = herald_seconds() + SPIN_NS * 1e-9; atomic_load(&posted) == seen;) {
+        for (double until = herald_seconds() + (double)spin_ns * 1e-9; atomic_load(&posted) == seen; pause_a_little())
             if (herald_seconds() > until) break;
-#ifdef HERALD_HAVE_X86
-            __builtin_ia32_pause();
-#endif
-        }
         pthread_mutex_lock(&lock);
         if (atomic_load(&posted) == seen) pthread_cond_wait(&wake, &lock);
     }
@@ -274,16 +296,20 @@ static void after_fork(void) { /* the child has no workers: it starts its own wh
 static void before_fork(void) { pthread_mutex_lock(&lock); }
 static void after_fork_in_parent(void) { pthread_mutex_unlock(&lock); }
 static void set_up(void) {
-    pthread_key_create(&scratch_key, free_arena);
+    pthread_key_create(&scratch_key, free_arenas);
     pthread_atfork(before_fork, after_fork_in_parent, after_fork);
 }
 
 void herald_parallel(herald_run run, void *context, int64_t tasks, int threads) {
+    herald_parallel_with_end(run, NULL, context, tasks, threads);
+}
+
+void herald_parallel_with_end(herald_run run, void (*end)(void *context), void *context, int64_t tasks, int threads) {
     pthread_once(&once, set_up);
     if (tasks <= 0) return;
     if (threads <= 0) threads = herald_default_threads();
     if (threads > tasks) threads = (int)tasks;
-    job own = {.run = run, .context = context, .tasks = tasks, .max_helpers = threads - 1};
+    job own = {.run = run, .end = end, .context = context, .tasks = tasks, .max_helpers = threads - 1};
     atomic_init(&own.next, 0);
     if (threads > 1) {
         pthread_mutex_lock(&lock);
@@ -295,11 +321,13 @@ void herald_parallel(herald_run run, void *context, int64_t tasks, int threads) 
         own.link = jobs;
         jobs = &own;
         atomic_fetch_add(&posted, 1);
-        pthread_cond_broadcast(&wake);
         pthread_mutex_unlock(&lock);
+        pthread_cond_broadcast(&wake); /* without the lock, which they take first */
     }
     work(&own, 0, 0);
     if (threads > 1) {
+        for (double until = herald_seconds() + (double)spin_ns * 1e-9; atomic_load(&own.helpers); pause_a_little())
+            if (herald_seconds() > until) break; /* the others are at their last tasks: most end sooner than a sleeper wakes */
         pthread_mutex_lock(&lock);
         for (job **at = &jobs; *at; at = &(*at)->link)
             if (*at == &own) {
