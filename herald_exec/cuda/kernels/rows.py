@@ -39,6 +39,7 @@ def _fetch_rows(
     WIDTH: tl.constexpr,
     PAGE: tl.constexpr,
     N: tl.constexpr,
+    WIDE: tl.constexpr,
 ):
     host = base.to(tl.pointer_type(tl.int32))
     words = tl.arange(0, WIDTH)[None, :]
@@ -53,8 +54,15 @@ def _fetch_rows(
         first = slot.to(tl.int64) * slot_words + head.to(tl.int64) * head_words
         entry = first + (position // PAGE).to(tl.int64) * (2 * PAGE * W) + position % PAGE * W
         mask = real[:, None] & (words < W)
-        k = tl.load(host + entry[:, None] + words, mask=mask, other=0)
-        v = tl.load(host + entry[:, None] + PAGE * W + words, mask=mask, other=0)
+        k_at = host + entry[:, None] + words
+        v_at = host + entry[:, None] + PAGE * W + words
+        if WIDE:
+            # A number that became a pointer tells the compiler of no alignment: threads that store 16 bytes would load
+            # them in four, and each load would ask for all lines again.
+            k_at, v_at = tl.multiple_of(k_at, [1, 16]), tl.multiple_of(v_at, [1, 16])
+            k_at, v_at = tl.max_contiguous(k_at, [1, 4]), tl.max_contiguous(v_at, [1, 4])
+        k = tl.load(k_at, mask=mask, other=0)
+        v = tl.load(v_at, mask=mask, other=0)
         to = place.to(tl.int64) * out_row_words + head.to(tl.int64) * out_head_words + at[:, None].to(tl.int64) * W
         tl.store(out_k + to + words, k, mask=mask)
         tl.store(out_v + to + words, v, mask=mask)
@@ -111,4 +119,5 @@ def fetch_rows(
         WIDTH=triton.next_power_of_2(width),
         PAGE=PAGE_TOKENS,
         N=at_once,
+        WIDE=width % 4 == 0 and all(number % 16 == 0 for number in (address, slot_bytes, head_bytes)),
     )
