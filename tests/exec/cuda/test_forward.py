@@ -158,8 +158,9 @@ def test_steps_that_fetch_anew_give_the_plain_tokens(gather, kit, fused):
     assert found.commits == plain.commits
 
 
-def test_synthetic_prompts_fill_every_pool_that_a_step_reads(kit, fused):
-    pipeline = kit.describe("herald", tiny(**SHAPE).shape, budget=0.3)
+@pytest.mark.parametrize("name", ["herald", "ideal"])
+def test_synthetic_prompts_fill_every_pool_that_a_step_reads(name, kit, fused):
+    pipeline = kit.describe(name, tiny(**SHAPE).shape, budget=0.3)
     fused()
     held = {}
 
@@ -170,7 +171,8 @@ def test_synthetic_prompts_fill_every_pool_that_a_step_reads(kit, fused):
                 sparse = session.pools.stores["sparse"]
                 for layer in range(session.num_layers):
                     if sparse.holds(layer):
-                        held[layer] = sparse.layer(layer).keys[sparse.row(row.slot, row.parity), :, : row.selected]
+                        at = sparse.row(row.slot, row.parity if sparse.buffers == 2 else 0)
+                        held[layer] = sparse.layer(layer).keys[at, :, : row.selected]
                     else:
                         held[layer] = session.pools.stores["exact"].layer(layer).keys[row.slot, :, : row.prefix]
                 held[layer] = held[layer].clone()
