@@ -10,13 +10,13 @@
 set -u
 OUT=$1
 MINUTES=${2:-3.5}
-NAME=${NAME:-h200x2-141g_emr-32vcpu} MODEL=${MODEL:-sdar-8b} DEVICE=${DEVICE:-cuda} PYTHON=${PYTHON:-python3}
+NAME=${NAME:-h200x2-141g_emr-32vcpu-2} MODEL=${MODEL:-sdar-8b} DEVICE=${DEVICE:-cuda} PYTHON=${PYTHON:-python3}
 THREADS=${THREADS:-31}                                # all cores but one, which serves the streams
 CELLS=${CELLS:-"--plan sdar"} REPLICAS=${REPLICAS:-"--plan replicas"}
 MEASURE=${MEASURE:-"--repeats 6 --max-spread 1.0 --pcie 5x16"}
 PROFILE_S=${PROFILE_S:-200}
-# Of the profile what SDAR's runs are priced by: it has no experts, and contention yields no number.
-PARTS=${PARTS-"memory dram attention gemm sampler copies selection gather launch load"}
+# Of the profile what SDAR's runs are priced by: it has no experts.
+PARTS=${PARTS-"memory dram attention gemm sampler copies selection gather proxy launch load contention"}
 # Memory of such a machine may grow as it is touched: the control group's limit counts, not the total that is shown.
 LIMIT=$(cat /sys/fs/cgroup/memory.max 2>/dev/null || echo max)
 [ "$LIMIT" = max ] || MEASURE="$MEASURE --host-gb $((LIMIT / 1000000000))"

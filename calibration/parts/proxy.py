@@ -24,7 +24,7 @@ def places(bench: Bench) -> tuple[tuple[int, int], ...]:
     """(requests, prefix): batches that hold partial keys on the device, at the contexts of runs."""
     if not bench.on_cuda:
         return ((1, 64), (2, 256))
-    return ((1, 1024), (4, 4096), (4, 16384), (4, 32768), (16, 16384), (16, 32768), (32, 32768))
+    return ((1, 1024), (4, 4096), (4, 16384), (4, 32768), (16, 32768), (32, 32768))
 
 
 def measure(bench: Bench) -> Part:
