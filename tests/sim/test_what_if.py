@@ -48,6 +48,9 @@ BASES = {"h100": PROFILE, "h200": hardware_io.resolve("h200-141g_emr-16vcpu")}
 """The paper's machine, and a measured one: its rates are curves, its link's directions share a rate, and retrieval's
 kernels wait for thread blocks alone."""
 
+BESIDE_SCANS = hardware_io.resolve("h200-141g_emr-16vcpu-3")
+"""A measured machine whose profile says how much longer gathers and uploads take beside a scan."""
+
 
 SCALES = st.tuples(*(st.floats(-3.0, 3.0) for _ in RESOURCES))
 machines = st.tuples(st.sampled_from(sorted(BASES)), SCALES)
@@ -67,7 +70,7 @@ more = st.tuples(st.sampled_from(RESOURCES), st.floats(1.01, 8.0))
 def before_and_after(machine, change):
     """The machine, and the same with more of one resource."""
     base, scales = machine
-    profile = BASES[base]
+    profile = BASES.get(base, BESIDE_SCANS)
     for resource, scale in zip(RESOURCES, scales, strict=True):
         profile = scaled(profile, *resource, 2.0**scale)
     resource, factor = change
@@ -114,6 +117,16 @@ def test_nor_where_rows_take_different_numbers_of_steps(method, machine, batch, 
     pipeline = build(MODEL, method)
     before, after = (by_events(pipeline, profile, workload) for profile in before_and_after(machine, change))
     assert after <= before * (1 + TOLERANCES[machine[0]])
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from((*BESIDE, "mage-cpu")), SCALES, st.integers(1, 96), st.integers(1, 32), more)
+def test_nor_where_gathers_and_uploads_are_slower_beside_a_scan(method, scales, batch, steps, change):
+    """Of 241 such pairs none beyond 3.6e-5."""
+    pipeline, workload = build(MODEL, method), Workload.uniform(16384, batch, gen_tokens=256, steps=steps)
+    pair = before_and_after(("beside scans", scales), change)
+    before, after = (by_events(pipeline, profile, workload) for profile in pair)
+    assert after <= before * (1 + TOLERANCES["h200"])
 
 
 @settings(max_examples=15, deadline=None)
