@@ -89,7 +89,7 @@ def pick_largest(weights: Tensor, lengths: Tensor, counts: Tensor, out: Tensor) 
     if not lanes or not out.shape[2]:
         return
     tile = min(TILE, max(256, triton.next_power_of_2(capacity)))
-    # Every thread has weights of its own.
-    warps = max(1, min(16, tile // 512))
+    # Every thread has eight weights of its own. A whole multiprocessor's threads: there are few rows, each read alone.
+    warps = max(1, min(32, tile // 256))
     args = (weights, lengths, counts, out, kv, capacity, out.shape[2])
     _pick[(lanes * kv,)](*args, EMPTY=NOWHERE, N=tile, num_warps=warps)
