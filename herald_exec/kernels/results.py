@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 LEAST_BYTES = 1 << 16
 """Smaller arrays come from memory that the process has already."""
-MOST_KEPT = 16
+MOST_KEPT = 128
+"""More than the layers whose selections are held from one block to the next, twice."""
 
 _kept: list[npt.NDArray[np.uint8]] = []
 _lock = threading.Lock()

@@ -255,6 +255,20 @@ static void keep_lead(const job *job, herald_attend *attend, int64_t lead, int64
 
 #define IDLE_IMPORTANCE 0.7 /* of what is asked for between units; the rest during top-k */
 
+static void sum_importance(const job *job, const unit *unit, const unit_memory *memory, const float *m, const float *inverse,
+                           herald_asking *idle, float *importance) {
+    /* A line a row of queries keeps up with the work on p; no more than is needed, late, so that p does not push it out. */
+    int64_t tiles = tiles_of(unit->length), of_chunk = job->chunk / HERALD_TILE;
+    int64_t wanted = (int64_t)(IDLE_IMPORTANCE * (double)idle->left);
+    int64_t lines = tiles && wanted / tiles >= job->rows ? wanted / tiles + 1 : job->rows;
+    for (int64_t chunk = 0; chunk < unit->chunks; chunk++) {
+        herald_attend attend = herald_attend_of(job, unit, memory, chunk, NULL, NULL);
+        int64_t tiles_behind = tiles - (chunk + 1) * of_chunk;
+        if (idle->left && tiles_behind * lines < wanted) attend.idle = idle, attend.idle_lines = lines;
+        job->args->tier->importance[job->kind](&attend, m, inverse, importance + chunk * job->chunk);
+    }
+}
+
 static void finish(job *job, const unit *unit, const unit_memory *memory, const float *q, char *scratch) {
     const herald_select_args *args = job->args;
     const herald_tier *tier = args->tier;
@@ -277,12 +291,7 @@ static void finish(job *job, const unit *unit, const unit_memory *memory, const 
     merge(job, unit, memory, single ? unit->chunks : 0, m, l, o);
     for (size_t row = 0; row < rows; row++) inverse[row] = 1.0f / l[row];
     herald_asking idle = plan_idle(job);
-    int64_t tiles = tiles_of(unit->length), idle_lines = tiles ? (int64_t)(IDLE_IMPORTANCE * (double)idle.left) / tiles + 1 : 0;
-    for (int64_t chunk = 0; chunk < unit->chunks; chunk++) {
-        herald_attend attend = herald_attend_of(job, unit, memory, chunk, NULL, NULL);
-        if (idle.left) attend.idle = &idle, attend.idle_lines = idle_lines;
-        tier->importance[job->kind](&attend, m, inverse, importance + chunk * job->chunk);
-    }
+    sum_importance(job, unit, memory, m, inverse, &idle, importance);
     if (args->smoothing > 1) smooth(importance, unit->length, args->smoothing, ranked = smoothed);
     int64_t at = place_of(job, unit);
     if (args->importance)

@@ -201,30 +201,38 @@ static unsigned enter_flush(void) { return 0; }
 static void leave_flush(unsigned old) { (void)old; }
 #endif
 
-static _Thread_local job *current;          /* that this thread works on */
-static _Thread_local int64_t claimed = -1; /* a task of it that this thread runs next */
-
-static int64_t take_task(job *own) {
-    int64_t task = claimed >= 0 ? claimed : atomic_fetch_add_explicit(&own->next, 1, memory_order_relaxed);
-    claimed = -1;
-    return task < own->tasks ? task : -1;
-}
-
-int64_t herald_claim_task(void) { return current ? claimed = take_task(current) : -1; }
+/* What this thread works on. */
+typedef struct {
+    job *job;
+    int64_t claimed; /* a task of it that this thread runs next; -1: none */
+    int helper;
+    uint64_t seen;   /* jobs posted when a helper joined */
+} working;
+static _Thread_local working now = {NULL, -1, 0, 0};
 
 /* A helper looks up when another job was posted, so that a long selection shares its workers with a gather. */
+static int wanted_elsewhere(void) {
+    return now.helper && atomic_load_explicit(&posted, memory_order_relaxed) != now.seen;
+}
+
+static int64_t take_task(void) { /* -1: none for this thread */
+    int64_t task = now.claimed;
+    now.claimed = -1;
+    if (task >= 0) return task;
+    if (wanted_elsewhere()) return -1;
+    task = atomic_fetch_add_explicit(&now.job->next, 1, memory_order_relaxed);
+    return task < now.job->tasks ? task : -1;
+}
+
+int64_t herald_claim_task(void) { return now.job ? now.claimed = take_task() : -1; }
+
 static void work(job *own, int helper, uint64_t seen) {
     unsigned old = enter_flush();
-    job *before = current; /* a job may be started from a task */
-    int64_t claimed_before = claimed, task;
-    current = own;
-    claimed = -1;
-    while ((claimed >= 0 || !(helper && atomic_load_explicit(&posted, memory_order_relaxed) != seen)) &&
-           (task = take_task(own)) >= 0)
-        own->run(own->context, task);
+    working before = now; /* a job may be started from a task */
+    now = (working){own, -1, helper, seen};
+    for (int64_t task; (task = take_task()) >= 0;) own->run(own->context, task);
     if (own->end) own->end(own->context);
-    current = before;
-    claimed = claimed_before;
+    now = before;
     leave_flush(old);
 }
 
