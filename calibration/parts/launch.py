@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from calibration import exchange, overheads
 from calibration.bench import Bench, Part, Value, row_of, widest
+from calibration.other_gathers import selected_rows
 from calibration.parts import gemm
 from calibration.parts.gemm import layers_model
 from calibration.points import Point
@@ -70,23 +71,31 @@ def measure(bench: Bench) -> Part:
 
 def _stage_overheads(bench: Bench, part: Part, stage_s: float) -> list[Value]:
     """Fixed cost of retrieval's stages: their medians at a short prompt, less what is priced by itself."""
-    requests = REQUESTS[-1]
-    timings = _least(bench, part, short_point(bench, requests))
+    runs = {requests: _least(bench, part, short_point(bench, requests)) for requests in REQUESTS}
+    fewest, requests = REQUESTS[0], REQUESTS[-1]
+    timings = runs[requests]
     alone = _layer_alone(bench, requests)
     layer = max(0.0, timings["project"].seconds + timings["finish"].seconds - alone)
-    note = f"{_METHOD}, {2 * bench.block_length} tokens, {requests} requests; least of {_RUNS} medians"
+    note = f"{_METHOD}, {2 * bench.block_length} tokens, {{}} requests; least of {_RUNS} medians"
+    at = {"gather": fewest, "h2d": fewest}
+    # What is no longer for more requests is their bytes' to pay for; the fewer they are, the less hides it.
+    gather, upload = (runs[fewest][name] for name in ("gather", "upload"))
     seconds = {
         "retrieval_layer": (layer, timings["finish"]),
         "select": (max(0.0, timings["select"].seconds - _select_alone(bench, requests)), timings["select"]),
-        "gather": (timings["gather"].seconds, timings["gather"]),
-        "h2d": (timings["upload"].seconds, timings["upload"]),
+        "gather": (max(0.0, gather.seconds - _gather_alone(bench, fewest)), gather),
+        "h2d": (upload.seconds, upload),
     }
-    appends = {append_bytes(bench, requests): timings["append"]}
-    for fewer in REQUESTS[:-1]:
-        appends[append_bytes(bench, fewer)] = _least(bench, part, short_point(bench, fewer))["append"]
+    appends = {append_bytes(bench, count): found["append"] for count, found in runs.items()}
     return [
         *(
-            Value(f"engine.{name}_overhead_us", "us", value * 1e6, spread=round(timing.spread, 4), note=note)
+            Value(
+                f"engine.{name}_overhead_us",
+                "us",
+                value * 1e6,
+                spread=round(timing.spread, 4),
+                note=note.format(at.get(name, requests)),
+            )
             for name, (value, timing) in seconds.items()
         ),
         _append(bench, appends),
@@ -157,6 +166,23 @@ def _select_alone(bench: Bench, rows: int) -> float:
         threads = bench.retrieval_threads
         timing = bench.time_host({"": lambda: kernels.select(pool, 0, slots, lengths, q, k, threads=threads)})[""]
     return timing.seconds
+
+
+def _gather_alone(bench: Bench, rows: int) -> float:
+    """Seconds of the kernel over the short run's selected rows: the gather's curve begins with its fixed costs."""
+    shape, context = bench.shape, 2 * bench.block_length
+    with kernels.PagedKV(1, rows, shape.num_kv_heads, context, shape.head_dim, str(bench.dram_kv_dtype)) as pool:
+        pool.fill_normal()
+        found = selected_rows(bench, pool, rows, context)
+        heads, k = found.indices.shape[1:]
+        counts, status = np.full((rows, heads), k, np.int32), np.zeros((rows, heads), np.uint8)
+        picked = kernels.Selection(np.zeros(0, np.float32), found.indices, counts, status)
+        threads, ring = bench.retrieval_threads, found.buffers
+
+        def work() -> None:
+            kernels.gather(pool, 0, found.slots, picked, ring[0], ring[1], threads=threads)
+
+        return bench.time_host({"": work})[""].seconds
 
 
 def _streams(bench: Bench, cores: dict[str, frozenset[int]]) -> ThreadStreams:
