@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from herald_pipeline.errors import ProfileError
+from herald_pipeline.hardware import Curve
 from herald_pipeline.stages import LaunchShape
 from herald_pipeline.workload import Workload
 from herald_sim.cost import CostModel
@@ -159,3 +160,24 @@ def test_a_gather_takes_longer_while_a_scan_runs(changed_profile, pipeline_of):
     assert 1.2 < slower <= 3.0
     # There a layer's scan waits until the device has finished the layer before, whose gather goes on meanwhile.
     assert busy("mage-cpu") < slower
+
+
+def test_a_launch_to_the_host_has_the_fixed_cost_of_its_bytes(changed_profile, pipeline_of):
+    herald, profile = pipeline_of("herald"), changed_profile("engine.d2h_overhead_us=0.0")
+    size = SHAPE.rows * 32 * herald.model.kv_bytes_per_token(herald.settings.kv_dtype)
+    origin = profile.engine.d2h_overhead_us.origin
+    by_bytes = Curve((size / 2, size * 2), (1000.0, 3000.0), "B", "us", origin)
+    priced = replace(profile, engine=replace(profile.engine, d2h_overhead_us=by_bytes))
+    # In the middle of a curve that is read in the logarithm of its bytes.
+    assert costs_of(herald, priced)["append"] - costs_of(herald, profile)["append"] == pytest.approx(
+        2_000_000, rel=1e-6
+    )
+
+
+def test_copies_to_the_host_take_longer_beside_a_scan(changed_profile, pipeline_of):
+    herald, workload = pipeline_of("herald"), Workload.uniform(32768, 80, gen_tokens=96)
+    plain, slowed = (
+        changed_profile("engine.d2h_overhead_us=5000.0", f"engine.down_beside_scan={x}") for x in (1.0, 4.0)
+    )
+    busy = [simulate(herald, p, workload, beyond_memory=True).stages["append"]["busy_s"] for p in (plain, slowed)]
+    assert 1.5 < busy[1] / busy[0] <= 4.0
