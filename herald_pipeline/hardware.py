@@ -229,7 +229,8 @@ class Engine:
         the former's. Contention follows from these counts.
     block_us
         Most time of a thread block of a forward's kernels: a kernel of a priority stream gets its place when a block
-        ends, so it waits no longer. Absent: it waits until the whole kernel has ended.
+        ends, so it waits no longer. For machines on which nobody timed that wait: ``turn_wait_share``, where stated, is
+        taken alone. Absent: it waits until the whole kernel has ended.
     usable_memory_share
         Share of the device memory that weights, pools and logits may fill; the rest is the runtime's.
     runtime_gb

@@ -115,7 +115,8 @@ class CostModel(OpTimes):
         self._own_layer_ns = optional(own) * NS_PER_US
         share, usual = engine.retrieval_project_share, 1.0 if own is None else 0.5
         self._project_share = usual if share is None else share.peak
-        self._block_ns = math.inf if engine.block_us is None else engine.block_us.peak * NS_PER_US
+        timed = engine.turn_wait_share is not None  # directly, beside a step: no bound by single blocks is needed
+        self._block_ns = math.inf if timed or engine.block_us is None else engine.block_us.peak * NS_PER_US
         self._stage_ns = optional(engine.stage_overhead_us) * NS_PER_US
         # Without a GPU, cores play it: some for the main stream, the others for retrieval and every copy.
         self._emulated = machine.gpu.emulated

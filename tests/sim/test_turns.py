@@ -47,6 +47,13 @@ def test_no_kernel_is_waited_for_longer_than_it_takes(changed_profile, pipeline_
     assert wait_ns(herald, changed_profile("engine.block_us=1e6")) == wait_ns(herald, changed_profile())
 
 
+def test_a_wait_that_was_timed_beside_a_step_is_taken_alone(changed_profile, pipeline_of):
+    herald, share = pipeline_of("herald"), "engine.turn_wait_share=0.25"
+    expected = pytest.approx(0.25 * wait_ns(herald, changed_profile()), rel=1e-9)
+    assert wait_ns(herald, changed_profile(share)) == expected
+    assert wait_ns(herald, changed_profile(share, TURNS[0])) == expected
+
+
 @pytest.mark.parametrize("name", ["project", "finish"])
 def test_beside_forwards_each_of_a_stage_s_kernels_waits_for_one_block(name, changed_profile, pipeline_of):
     herald = pipeline_of("herald")
