@@ -25,7 +25,7 @@ def run_memory(
         KV is drawn where it stays, so no prompt goes through the model.
     """
     if not on_gpu:
-        return Memory(hbm_bytes, hbm_bytes, host_bytes, prefills=not synthetic)
+        return Memory(hbm_bytes, hbm_bytes, host_bytes, prefills=not synthetic, prompts_wait_in_layer=True)
     multiplying = {stage.stream for stage in pipeline.template.stages() if stage.resource == "gpu"}
     vocabulary = pipeline.model.vocab_size
     return Memory(
@@ -34,6 +34,7 @@ def run_memory(
         host_bytes,
         logit_bytes=4.0 * min(LOGITS_AT_ONCE, vocabulary) / vocabulary if fused else 4.0,
         prefills=not synthetic,
+        prompts_wait_in_layer=True,
         # One more: the default stream, on which weights are drawn or turned.
         workspace_bytes=float((len(multiplying) + 1) * WORKSPACE_BYTES),
         lands_uploads=fused,

@@ -11,10 +11,14 @@ from herald_exec.models.base import BlockModel
 from herald_exec.stop_words import StopWords
 from herald_pipeline.decoding import schedulers
 from herald_pipeline.decoding.policy import make_policy
+from herald_pipeline.errors import ConfigError, raise_problems
 from herald_pipeline.model import Attention, ModelShape
+from herald_pipeline.settings import read_settings
 
 BLOCK_CAUSAL_THRESHOLD = 0.95
 MASKED_DIFFUSION_THRESHOLD = 0.90
+
+_BY_OPTION = {"block_length": "--block", "kv_dtype": "--dtype", "dram_kv_dtype": "--dtype"}
 
 EndReason = Literal["end_token", "length", "stop_word"]
 OnText = Callable[[int, str], None]
@@ -98,8 +102,12 @@ def decode_settings(
     seed: int = 0,
     method: str = "dense",
     budget: float | None = None,
+    sets: Sequence[str] = (),
 ) -> DecodeSettings:
-    """Settings with the model's own block length and the usual threshold where none is given."""
+    """Settings with the model's own block length and the usual threshold where none is given.
+
+    ``sets`` are ``settings.NAME=VALUE`` texts for the method; B and KV's format are said otherwise.
+    """
     bidirectional = shape.attention is Attention.BIDIRECTIONAL
     usual = MASKED_DIFFUSION_THRESHOLD if bidirectional else BLOCK_CAUSAL_THRESHOLD
     decoder_params: dict[str, Any] = {}
@@ -116,6 +124,17 @@ def decode_settings(
         decoder_params=decoder_params,
         scheduler_params=size,
     )
+    if sets and bidirectional:
+        message = f"--set: a setting belongs to a method, and {shape.name} is bidirectional: nothing would read it"
+        raise ConfigError(message)
+    method_settings = read_settings(sets, () if budget is None else ("budget",))
+    raise_problems(
+        f"--set settings.{name} has an option of its own here: {option}"
+        for name, option in _BY_OPTION.items()
+        if name in method_settings
+    )
+    if budget is not None:
+        method_settings["budget"] = budget
     return DecodeSettings(
         policy,
         max_new_tokens=max_tokens,
@@ -123,7 +142,20 @@ def decode_settings(
         top_p=top_p,
         seed=seed,
         method=method,
-        method_settings={} if budget is None else {"budget": budget},
+        method_settings=method_settings,
+    )
+
+
+def untrained_block(shape: ModelShape, block_length: int) -> str | None:
+    """What to say of a block length that the model was not trained with, or ``None``; only speed means anything then.
+
+    A shorter block is what a model has seen parts of. A bidirectional model has no block of its own.
+    """
+    if shape.attention is Attention.BIDIRECTIONAL or block_length <= shape.block_length:
+        return None
+    return (
+        f"--block {block_length}: {shape.name} was trained with blocks of {shape.block_length}; longer ones are beyond "
+        "what it has seen, so expect text that is worse or means nothing"
     )
 
 

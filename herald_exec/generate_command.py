@@ -79,6 +79,7 @@ def generate_command(
         str, typer.Option(help=f"Method of block-causal models: {', '.join(methods.names())}.")
     ] = "dense",
     budget: Annotated[float | None, typer.Option(help="Share of the prefix that a method selects.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="settings.NAME=VALUE, repeatable.")] = None,
     block: Annotated[int | None, typer.Option(help="Block length B; the checkpoint's own by default.")] = None,
     decoder: Annotated[str, typer.Option(help=f"Acceptance rule: {', '.join(acceptance.names())}.")] = "confidence",
     threshold: Annotated[float | None, typer.Option(help="Confidence to accept a token.")] = None,
@@ -104,7 +105,7 @@ def generate_command(
     from herald_exec.checkpoints.memory import require_memory, resolve_device, resolve_dtype
     from herald_exec.checkpoints.named import open_model
     from herald_exec.checkpoints.tokenizer import load_tokenizer
-    from herald_exec.generate import decode_settings, generate, summary
+    from herald_exec.generate import decode_settings, generate, summary, untrained_block
 
     blank = [number for number, text in enumerate(prompt or (), start=1) if not text.strip()]
     if blank:
@@ -131,7 +132,11 @@ def generate_command(
         seed=seed,
         method=method,
         budget=budget,
+        sets=set_ or (),
     )
+    warning = untrained_block(checkpoint.shape, settings.block_length)
+    if warning is not None:
+        typer.echo(warning, err=True)
     encoded = _encode(checkpoint, tokenizer, asked, chat, system)
     require_memory(checkpoint, target, wanted)
     loaded = checkpoint.load(target, wanted)

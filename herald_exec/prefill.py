@@ -48,6 +48,9 @@ def prefill(session: Session, task: Task) -> None:
             kv, positions = _layer(session, task, session.passes["prefill"][i])
         _keep(session, task, row, kv, positions)
         leaving.append(kv)
+    if task.layer == session.num_layers - 1:
+        # The prompts' hidden states would otherwise take device memory until the next ones come.
+        session.passes.pop("prefill", None)
     if task.writes("prompt", buffer=Buffer.RING):
         session.pools.prompt[task.turn % session.pipeline.pool("prompt").buffers] = leaving
 

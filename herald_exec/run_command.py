@@ -15,10 +15,10 @@ import typer
 from herald_exec.footprint import run_memory
 from herald_pipeline import capacity, catalogue, methods, trace
 from herald_pipeline import pipeline as pipelines
-from herald_pipeline.errors import ConfigError, RunError, check_number, did_you_mean, raise_problems
+from herald_pipeline.errors import ConfigError, RunError, check_number, raise_problems
 from herald_pipeline.memory import UNLIMITED_BYTES
 from herald_pipeline.pipeline import Pipeline
-from herald_pipeline.settings import Settings
+from herald_pipeline.settings import Settings, read_settings
 from herald_pipeline.steps import Steps, parse, read_commits, read_steps
 from herald_pipeline.units import GB
 from herald_pipeline.workload import Workload
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from herald_exec.policy import Policy
     from herald_exec.requests import DecodeRequest
     from herald_pipeline.result import Result
-
-_PREFIX = "settings."
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,33 +91,14 @@ def describe(choices: Choices, model: "BlockModel") -> Pipeline:
     }
     if choices.budget is not None:
         changes["budget"] = choices.budget
-    changes.update(_settings(choices.sets))
+    given = {"block_length": choices.block, "budget": choices.budget, "keys": None if choices.keys == "full" else 1}
+    changes.update(read_settings(choices.sets, [name for name, value in given.items() if value is not None]))
     return pipelines.build(shape, methods.get(choices.method), **changes)
 
 
-def _settings(texts: Sequence[str]) -> dict[str, Any]:
-    """``settings.name=value`` texts of ``--set``, each in the type of the setting."""
-    found: dict[str, Any] = {}
-    problems = []
-    defaults = Settings()
-    known = [_PREFIX + name for name in Settings.__slots__]
-    for text in texts:
-        path, separator, value = text.partition("=")
-        if not separator or path not in known:
-            problems.append(f"--set: {text!r} must be one of {_PREFIX}NAME=VALUE{did_you_mean(path, known)}")
-            continue
-        like = getattr(defaults, path.removeprefix(_PREFIX))
-        try:
-            found[path.removeprefix(_PREFIX)] = value if isinstance(like, str) else type(like)(value)
-        except ValueError:
-            kind = "a whole number" if isinstance(like, int) else "a number"
-            problems.append(f"--set: {path} must be {kind}, got {value!r}")
-    raise_problems(problems)
-    return found
-
-
-def plan(choices: Choices, block_length: int) -> Steps | None:
+def plan(choices: Choices, settings: Settings) -> Steps | None:
     """Denoising steps of each block, or ``None`` where confidences decide."""
+    block_length = settings.block_length
     given = {
         "--steps": choices.steps,
         "--steps-file": choices.steps_file,
@@ -138,6 +117,13 @@ def plan(choices: Choices, block_length: int) -> Steps | None:
     if choices.steps_file is not None:
         return read_steps(choices.steps_file, block_length)
     if choices.commits is not None:
+        if settings.window_length > block_length:
+            message = (
+                "--commits: a recording of a window that slides counts the tokens of the whole window and does not say "
+                "which they were, so it cannot be repeated for real; replay it with `herald-sim run --method "
+                f"{choices.method} --commits {choices.commits}`"
+            )
+            raise ConfigError(message)
         return read_commits(choices.commits, block_length)
     return parse(choices.steps or str(min(20, block_length)), block_length, choices.seed)
 
@@ -345,7 +331,7 @@ def run(
     loaded = load_model(choices, device, dtype)
     pipeline = describe(choices, loaded)
     length = pipeline.settings.block_length
-    lengths, steps_plan = workload(choices, length), plan(choices, length)
+    lengths, steps_plan = workload(choices, length), plan(choices, pipeline.settings)
     # With checks of every access, or a rule over entropies, whole logits are held.
     fused = not check and choices.decoder != "entropy"
     on_gpu = device.startswith("cuda")

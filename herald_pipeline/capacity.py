@@ -69,12 +69,13 @@ def _budget(pipeline: Pipeline, size: RequestSize, batch: int, memory: Memory, p
     items = [Item(Home.HBM, "weights", model.weight_bytes(WEIGHT_BYTES), f"{model.num_params:,} parameters")]
     staging = 0.0
     prefill_rows = prefill_rows if memory.prefills else 0
+    held_rows = batch if prefill_rows and memory.prompts_wait_in_layer else prefill_rows
     for pool in pipeline.pools:
         if pool.name == "gathered" and memory.lands_uploads:
             landing = pool_bytes(pool, size, batch) / pool.buffers
             items.append(Item(Home.HBM, "landing", landing, "a layer's upload on its way to where attention reads it"))
         if pool.prompt_only:
-            staging += pool_bytes(pool, size, prefill_rows)
+            staging += pool_bytes(pool, size, held_rows)
         else:
             items.append(Item(pool.home, pool.name, pool_bytes(pool, size, batch), _describe(pool, size, batch)))
     logits = batch * block * model.vocab_size * memory.logit_bytes
@@ -83,8 +84,10 @@ def _budget(pipeline: Pipeline, size: RequestSize, batch: int, memory: Memory, p
     wide = batch * block * groups
     items.append(Item(Home.HBM, "activations", activation_bytes(model, wide), f"a forward of {wide:,} tokens", True))
     prompt = prefill_rows * (size.tokens + block)
-    peak = staging + activation_bytes(model, prompt) + _prefill_score_bytes(pipeline, size, prefill_rows)
-    prompts = f"{prefill_rows} prompt(s) of up to {size.tokens:,} tokens" if prefill_rows else "KV is synthetic"
+    waiting = (held_rows - prefill_rows) * (size.tokens + block) * model.hidden_size * ACTIVATION_BYTES
+    computed = activation_bytes(model, prompt) + _prefill_score_bytes(pipeline, size, prefill_rows)
+    peak = staging + waiting + computed
+    prompts = f"{held_rows} prompt(s) of up to {size.tokens:,} tokens" if prefill_rows else "KV is synthetic"
     items.append(Item(Home.HBM, "prefill", peak, prompts, True))
     return Budget(batch, tuple(items), memory)
 

@@ -53,6 +53,9 @@ class Memory:
         Bytes per logit of the active blocks.
     prefills
         Whether prompts go through the model: synthetic KV is drawn where it stays.
+    prompts_wait_in_layer
+        Whether requests that are admitted together go through each layer together, as the executor's do: all of their
+        prompts are then held, and a ring for each, though one is computed at a time. Otherwise the others wait outside.
     workspace_bytes
         Device memory that libraries keep for themselves once they have been used.
     lands_uploads
@@ -65,6 +68,7 @@ class Memory:
     runtime_bytes: float = 0.0
     logit_bytes: float = 4.0
     prefills: bool = True
+    prompts_wait_in_layer: bool = False
     workspace_bytes: float = 0.0
     lands_uploads: bool = False
 

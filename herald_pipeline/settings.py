@@ -1,5 +1,6 @@
 """What a method is run with: block length, budget, queries, exact layers, storage formats."""
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
@@ -20,6 +21,9 @@ INT8_CANDIDATES = 1.1
 the keys themselves (the kernels' default)."""
 INT8_HEAVIEST = 1 / 8
 """Of those that rank before them, the share that is scored again too: they make most of a softmax's denominator."""
+
+PREFIX = "settings."
+"""What a path of ``--set`` begins with where it means a setting."""
 
 MAX_WINDOW_BLOCKS = 64
 """A window longer than any response that the papers decode; beyond it a number is a mistake."""
@@ -146,3 +150,43 @@ def _kv_dtype(value: str, path: str) -> KVDtype:
     except ValueError:
         message = f"{path} {value!r} is not a KV format{did_you_mean(str(value), list(KVDtype))}"
         raise ConfigError(message) from None
+
+
+def read_settings(texts: Iterable[str], given: Collection[str] = ()) -> dict[str, Any]:
+    """Values of ``settings.NAME=VALUE`` texts (``--set``), each in the type of the setting.
+
+    ``given`` are settings that another option has stated.
+
+    Raises
+    ------
+    ConfigError
+        All texts that are not of that form, of an unknown setting, of the wrong type or given twice.
+    """
+    found: dict[str, Any] = {}
+    problems: list[str] = []
+    defaults = Settings()
+    known = [PREFIX + name for name in Settings.__slots__]
+    for text in texts:
+        path, separator, value = text.partition("=")
+        name = path.removeprefix(PREFIX)
+        if path in known and not separator:
+            problems.append(f"--set {text!r} must be PATH=VALUE")
+        elif path not in known:
+            problems.append(f"--set: {path!r} must be one of {PREFIX}NAME=VALUE{did_you_mean(path, known)}")
+        elif name in given:
+            problems.append(f"{name} is given twice: by its option and by --set {path}")
+        else:
+            found[name] = _typed(value, getattr(defaults, name), path, problems)
+    raise_problems(problems)
+    return found
+
+
+def _typed(text: str, like: object, path: str, problems: list[str]) -> Any:
+    if isinstance(like, str):
+        return text
+    try:
+        return int(text) if isinstance(like, int) else float(text)
+    except ValueError:
+        kind = "a whole number" if isinstance(like, int) else "a number"
+        problems.append(f"--set: {path} must be {kind}, got {text!r}")
+        return like

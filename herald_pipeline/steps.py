@@ -108,6 +108,11 @@ class RecordedSteps:
                 problems += [check_number(count, path, minimum=0, integer=True) for count in counts]
                 if not any(problems) and not least <= sum(counts) <= most:
                     problems.append(f"{path} must sum to {least}..{most} tokens, got {sum(counts)}")
+        if any(problems) and any(sum(counts) > most for row in self.rows for counts in row) and not ahead:
+            problems.append(
+                "a recording with more tokens in a block than B is of a window that slides, or of another --block; "
+                "`herald-sim run --method herald-sliding --commits` replays the former"
+            )
         raise_problems(problems)
 
     def steps(self, request: int, block: int) -> int:
@@ -217,6 +222,12 @@ def read_steps(path: str | Path, block_length: int = 32) -> Steps:
 def read_commits(path: str | Path, block_length: int = 32, window: int = 0) -> RecordedSteps:
     """Accepted tokens by request, block and step, from JSON ``[[[tokens, ..], ..], ..]``; ``window`` as above."""
     text, where = _text(path)
+    if '"commits"' in text:
+        message = (
+            f"{where} names positions a round, as `herald-exec bench-decoding --json` records them; only `herald-sim "
+            "run --method dense` with a --cache or --scheduler replays that"
+        )
+        raise ConfigError(message)
     rows = _json(text, where)
     try:
         nested = tuple(tuple(tuple(_whole(count, where) for count in block) for block in row) for row in rows)

@@ -9,15 +9,13 @@ from typing import Any
 from herald_pipeline import catalogue, hardware_io, methods
 from herald_pipeline import pipeline as pipelines
 from herald_pipeline.capacity import Memory
-from herald_pipeline.errors import ConfigError, check_number, did_you_mean, raise_problems
+from herald_pipeline.errors import ConfigError, check_number, raise_problems
 from herald_pipeline.hardware import LinkKind, Profile
 from herald_pipeline.model import Attention, ModelShape
 from herald_pipeline.pipeline import Pipeline
-from herald_pipeline.settings import Settings
+from herald_pipeline.settings import PREFIX, Settings, read_settings
 from herald_pipeline.steps import Steps, parse, read_commits, read_steps
 from herald_pipeline.workload import Workload
-
-SETTINGS_PREFIX = "settings."
 
 
 @dataclass(frozen=True)
@@ -67,12 +65,9 @@ class Options:
             changes["kv_dtype"] = changes["dram_kv_dtype"] = self.kv_dtype
         if self.keys != "full":
             changes["keys"] = self.keys
-        settings = self._settings()
-        given = {"block_length": self.block, "budget": self.budget, "kv_dtype": self.kv_dtype}
-        twice = [name for name, value in given.items() if value is not None and name in settings]
-        if twice:
-            raise ConfigError([f"{name} is given twice: by its option and by --set settings.{name}" for name in twice])
-        changes.update(settings)
+        options = {"block_length": self.block, "budget": self.budget, "kv_dtype": self.kv_dtype}
+        given = [name for name, value in options.items() if value is not None]
+        changes.update(read_settings([text for text in self.sets if text.startswith(PREFIX)], given))
         default = methods.get(self.method).defaults
         # All queries means all of the block, whatever its length.
         if "queries" not in changes and default.queries == default.block_length:
@@ -81,7 +76,7 @@ class Options:
 
     def profile(self) -> Profile:
         """Machine and engine, with the overrides given."""
-        overrides = [text for text in self.sets if not text.startswith(SETTINGS_PREFIX)]
+        overrides = [text for text in self.sets if not text.startswith(PREFIX)]
         if self.link_limit_gb_s is not None:
             raise_problems([check_number(self.link_limit_gb_s, "link_limit_gb_s", above=0)])
             profile = hardware_io.resolve(self.hardware, self.engine, overrides)
@@ -141,42 +136,11 @@ class Options:
             return read_commits(self.commits, block_length, settings.window_length)
         return None
 
-    def _settings(self) -> dict[str, Any]:
-        """``settings.name=value`` texts of ``--set``, each in the type of the setting."""
-        found: dict[str, Any] = {}
-        defaults = Settings()
-        problems = []
-        for text in self.sets:
-            if not text.startswith(SETTINGS_PREFIX):
-                continue
-            name, separator, value = text.removeprefix(SETTINGS_PREFIX).partition("=")
-            if not separator:
-                problems.append(f"--set {text!r} must be PATH=VALUE")
-            elif name not in type(defaults).__slots__:
-                known = [SETTINGS_PREFIX + known for known in type(defaults).__slots__]
-                problems.append(f"--set: unknown key {SETTINGS_PREFIX + name!r}{did_you_mean(text, known)}")
-            else:
-                found[name] = _typed(value, getattr(defaults, name), SETTINGS_PREFIX + name, problems)
-        if problems:
-            raise ConfigError(problems)
-        return found
-
 
 @lru_cache(maxsize=256)
 def _profile(hardware: str, engine: str | None, overrides: tuple[str, ...]) -> Profile:
     """Profiles are read once a process: a sweep asks for the same ones again and again."""
     return hardware_io.resolve(hardware, engine, overrides)
-
-
-def _typed(text: str, like: object, path: str, problems: list[str]) -> Any:
-    if isinstance(like, str):
-        return text
-    try:
-        return int(text) if isinstance(like, int) else float(text)
-    except ValueError:
-        kind = "a whole number" if isinstance(like, int) else "a number"
-        problems.append(f"--set: {path} must be {kind}, got {text!r}")
-        return like
 
 
 def resolved(profile: Profile) -> dict[str, Any]:

@@ -113,6 +113,7 @@ def test_a_failing_kernel_ends_the_command_with_its_message_layer_and_block(comm
         (["--batch-policy", "lockstepp"], 2, "did you mean 'lockstep'?"),
         (["--trace-out", "no-such-folder/trace.json"], 2, "there is no folder no-such-folder"),
         (["--requests", "none.csv"], 2, "--requests states lengths itself"),
+        (["--budget", "0.2", "--set", "settings.budget=0.1"], 2, "budget is given twice"),
     ],
 )
 def test_a_mistake_is_one_message_and_an_exit_code(command, extra, code, message):
@@ -127,6 +128,25 @@ def test_a_decoder_lets_confidences_decide(command):
     code, out, _ = command(*RUN, "--block", "8", "--decoder", "confidence", "--threshold", "1.0", "--json")
     assert code == 0
     assert json.loads(out)["forwards_per_block"] == 9
+
+
+@pytest.mark.parametrize(
+    ("method", "content", "message"),
+    [
+        ("herald-sliding", "[[[3], [8]]]", "replay it with `herald-sim run --method herald-sliding --commits"),
+        ("herald", "[[[13, 3]]]", "`herald-sim run --method herald-sliding --commits` replays the former"),
+        ("herald", '{"rows": [{"prompt_tokens": 3, "commits": [[0]]}]}', "only `herald-sim run --method dense`"),
+    ],
+)
+def test_commits_that_only_the_simulator_replays_are_refused_with_its_command(
+    command, tmp_path, method, content, message
+):
+    file = tmp_path / "commits.json"
+    file.write_text(content)
+    arguments = ["run", "--model", "tiny", "--method", method, "--context", "24", "--blocks", "2", "--block", "8"]
+    code, out, err = command(*arguments, "--commits", str(file))
+    assert (code, out) == (2, "")
+    assert message in err
 
 
 def test_requests_come_from_a_file_and_one_that_is_too_large_is_rejected(command, tmp_path):

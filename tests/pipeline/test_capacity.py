@@ -284,3 +284,15 @@ def test_a_landing_of_uploads_is_one_place_of_the_ring_on_the_device():
         plain, found = (capacity.budget(pipeline, 32_800, 80, memory) for memory in (MEMORY, landing))
         assert found.limits()[0].needed_bytes - plain.limits()[0].needed_bytes == pytest.approx(expected + 5e6)
         assert found.kv_bytes_per_request == pytest.approx(plain.kv_bytes_per_request)
+
+
+def test_where_admitted_prompts_go_through_a_layer_together_each_holds_its_ring_and_its_hidden_states():
+    """8 prompts: seven more rings of two layers' KV (4 heads of 128, K and V, bf16) and seven more rows of hidden."""
+    pipeline = build(catalogue.get("llada2-mini"), "herald")
+    together = dataclasses.replace(MEMORY, prompts_wait_in_layer=True)
+    alone, held = (capacity.budget(pipeline, 33_280, 8, memory) for memory in (MEMORY, together))
+    (before,), (after,) = ([i.num_bytes for i in found.items if i.name == "prefill"] for found in (alone, held))
+    ring, hidden = 2 * 33_280 * 4 * 128 * 2 * 2, (33_280 + 32) * 2048 * 2
+    assert after - before == 7 * (ring + hidden)
+    drawn = dataclasses.replace(together, prefills=False)
+    assert capacity.budget(pipeline, 33_280, 8, drawn).passing_bytes < before

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from herald_exec.checkpoints.folder import open_checkpoint
 from herald_exec.checkpoints.tokenizer import load_tokenizer
-from herald_exec.generate import decode_settings, generate
+from herald_exec.generate import decode_settings, generate, untrained_block
 from herald_exec.generate_command import generate_command
 from herald_exec.prompts import Prompt, read_prompts, use_chat_template
 from herald_pipeline.errors import CapacityError, ConfigError, HeraldError
@@ -225,3 +225,39 @@ def test_a_blank_prompt_is_refused(tmp_path, invoke):
     path.write_text('{"prompt": "a"}\n{"prompt": ""}\n')
     with pytest.raises(ConfigError, match=r"p\.jsonl:2: its prompt is blank"):
         read_prompts(path)
+
+
+def test_settings_of_a_method_are_set_as_in_the_other_commands(make_folder):
+    shape = open_checkpoint(make_folder()).shape
+    settings = decode_settings(
+        shape, **DEFAULTS, method="herald-sliding", sets=["settings.window_blocks=3"], budget=0.1
+    )
+    assert settings.method_settings == {"window_blocks": 3, "budget": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (["settings.window_block=3"], "did you mean 'settings.window_blocks'"),
+        (["settings.block_length=4"], "has an option of its own here: --block"),
+        (["settings.kv_dtype=fp8"], "has an option of its own here: --dtype"),
+        (["settings.budget=0.1"], "budget is given twice"),
+    ],
+)
+def test_a_setting_that_cannot_be_set_is_refused(make_folder, sets, message):
+    shape = open_checkpoint(make_folder()).shape
+    with pytest.raises(ConfigError, match=message):
+        decode_settings(shape, **DEFAULTS, method="herald", budget=0.2, sets=sets)
+
+
+def test_a_bidirectional_model_takes_no_setting_of_a_method(make_folder):
+    shape = open_checkpoint(make_folder("llada")).shape
+    with pytest.raises(ConfigError, match="is bidirectional: nothing would read it"):
+        decode_settings(shape, **DEFAULTS, sets=["settings.queries=2"])
+
+
+def test_a_block_longer_than_was_trained_is_warned_of_and_a_shorter_one_is_not(make_folder):
+    shape = open_checkpoint(make_folder()).shape
+    assert "was trained with blocks of 8" in untrained_block(shape, 9)
+    assert untrained_block(shape, 8) is None
+    assert untrained_block(shape, 4) is None
