@@ -32,11 +32,15 @@ def captured(bench: Bench, cases: Mapping[str, Work]) -> dict[str, Work]:
             work()
             work()
             graph, out = memory.capture(work)
-            found[name] = _replay(graph, out)
+            found[name] = _replay(graph, out, work)
     return found
 
 
-def _replay(graph: object, out: object) -> Work:
-    """Holds what the graph returned: its memory is the graph's own only as long as somebody does."""
-    kept: tuple[Callable[[], object], object] = (graph.replay, out)  # type: ignore[attr-defined]
+def _replay(graph: object, out: object, work: Work) -> Work:
+    """Holds what the graph returned and the work that it was captured from.
+
+    Memory of the first is the graph's own only as long as somebody does; of the second it reads the arguments where they
+    lay: freed, they would be whatever comes next, and lengths would send attention anywhere.
+    """
+    kept: tuple[Callable[[], object], object, Work] = (graph.replay, out, work)  # type: ignore[attr-defined]
     return lambda: kept[0]()

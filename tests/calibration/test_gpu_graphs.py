@@ -1,6 +1,9 @@
 """Order of what a timed graph is made of, with the device replaced by a log."""
 
+import gc
+import weakref
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -44,3 +47,17 @@ def test_work_waits_for_arguments_that_the_default_stream_fills(log):
     bench = Bench(tiny().shape, torch.device("cuda"), torch.bfloat16, Plan(), KVDtype.BF16, KVDtype.BF16, fused=True)
     graphs.captured(bench, {"a": lambda: log.append("work")})
     assert log == ["all streams waited for", "on the stream", "work", "work", "captured", "work"]
+
+
+def test_arguments_of_captured_work_live_as_long_as_its_replay(log):
+    """A graph reads lengths where they lay: freed, the memory is somebody else's."""
+    bench = Bench(tiny().shape, torch.device("cuda"), torch.bfloat16, Plan(), KVDtype.BF16, KVDtype.BF16, fused=True)
+    lengths = torch.zeros(2)
+    kept = weakref.ref(lengths)
+    replays = graphs.captured(bench, {"a": partial(torch.sum, lengths)})
+    del lengths
+    gc.collect()
+    assert kept() is not None
+    replays.clear()
+    gc.collect()
+    assert kept() is None
