@@ -39,8 +39,8 @@ def captured(bench: Bench, cases: Mapping[str, Work]) -> dict[str, Work]:
 def _replay(graph: object, out: object, work: Work) -> Work:
     """Holds what the graph returned and the work that it was captured from.
 
-    Memory of the first is the graph's own only as long as somebody does; of the second it reads the arguments where they
-    lay: freed, they would be whatever comes next, and lengths would send attention anywhere.
+    Memory of the first is the graph's own only as long as somebody does; of the second it reads the arguments where
+    they lay: freed, they would be whatever comes next, and lengths would send attention anywhere.
     """
     kept: tuple[Callable[[], object], object, Work] = (graph.replay, out, work)  # type: ignore[attr-defined]
     return lambda: kept[0]()
