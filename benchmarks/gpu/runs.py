@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.around import around, host_rates
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.cells import Cell
 from benchmarks.gpu.estimates import keeps_on_host
@@ -42,6 +43,7 @@ def run(bench: Bench, cell: Cell, *, on_block: OnBlock | None = None) -> dict[st
         on_block=on_block,
         **({"link_limit_gb_s": cell.options["link"]} if "link" in cell.options else {}),
     )
+    before = host_rates(pipeline, bench.threads(cell))
     start = time.perf_counter()
     if bench.on_cuda:
         torch.cuda.reset_peak_memory_stats()
@@ -54,6 +56,7 @@ def run(bench: Bench, cell: Cell, *, on_block: OnBlock | None = None) -> dict[st
         found["hbm_formula_bytes"] = found_bytes
         found["hbm_peak_over_formula"] = found["hbm_peak_bytes"] / found_bytes
     found.update(_spans(done))
+    found.update(around(before, host_rates(pipeline, bench.threads(cell))))
     found.update(_host_ceiling(bench, cell, pipeline, found["throughput_tok_s"]))
     if bench.args.trace and done.trace is not None:
         write_chrome(done.trace, bench.out / f"trace-{cell.file}.gz")
