@@ -3,7 +3,6 @@
     python benchmarks/tune_kernels.py --out tuning.json
     python benchmarks/tune_kernels.py --context 16384 --pool-gib 2 --seconds 30
     python benchmarks/tune_kernels.py --seconds 100 --part "many queries" --part "8-bit keys"
-    python benchmarks/tune_kernels.py --seconds 105 --calls 8 --out tuning.json
 
 Each round measures the read ceiling, then every variant once in an order of its own, so that neither a machine that
 slows down nor what ran before favours one. Printed: the fraction of the ceiling of the same round with its quartiles,
@@ -14,9 +13,7 @@ GB/s, and the ratio over one query by its default in the same round, best first.
 import argparse
 import json
 import os
-import shutil
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -55,46 +52,27 @@ class Scan:
 
 
 ONE_QUERY = "one query, default"
-#: What is asked for, when, in which order: defaults of ``tuning.py`` first, then what may replace them. At 32K 3% of
-#: a head are 512 KiB of K and V, 6% 1 MiB.
+#: What is asked for, when, in which order: defaults of ``tuning.py`` first, then what may replace them.
 SCANS: dict[str, Scan] = {
-    "1 page, 4 streams": Scan(T(distance=2, streams=4), plain=True),
-    "1 page, 4 streams, idle 2": Scan(T(distance=2, streams=4, idle=2), plain=True),
-    "1 page, 4 streams, idle 3": Scan(T(distance=2, streams=4, idle=3), plain=True),
-    "1 page, 4 streams, idle 6": Scan(T(distance=2, streams=4, idle=6), plain=True),
     "1 page, 4 streams, even": Scan(T(distance=2, streams=4, even=True), plain=True),
-    "1 page, 4 streams, even, idle 3": Scan(T(distance=2, streams=4, even=True, idle=3), plain=True),
-    "8 pages, 4 streams": Scan(T(distance=16, streams=4), plain=True),
-    "8 pages, 4 streams, even, idle 6": Scan(T(distance=16, streams=4, even=True, idle=6), plain=True),
+    "1 page, 4 streams": Scan(T(distance=2, streams=4), plain=True),
+    "2 pages, 4 streams, even": Scan(T(distance=4, streams=4, even=True), plain=True),
+    "tiles, 1 page, even": Scan(T(distance=2, tiles=True, even=True)),
     "no prefetch": Scan(T(), plain=True),
 }
 KEYS: dict[str, Scan] = {
-    "2 pages": Scan(T(distance=4, streams=4, tiles=True, even=True)),
-    "2 pages, idle 3": Scan(T(distance=4, streams=4, tiles=True, even=True, idle=3)),
-    "2 pages, defer": Scan(T(distance=4, streams=4, tiles=True, even=True, defer=True)),
-    "2 pages, defer, idle 3": Scan(T(distance=4, streams=4, tiles=True, even=True, defer=True, idle=3)),
-    "2 pages, defer, idle 6": Scan(T(distance=4, streams=4, tiles=True, even=True, defer=True, idle=6)),
-    "8 pages, defer, idle 6": Scan(T(distance=16, streams=4, tiles=True, even=True, defer=True, idle=6)),
+    "2 pages, 4 streams, even": Scan(T(distance=4, streams=4, tiles=True, even=True)),
+    "2 pages, 4 streams": Scan(T(distance=4, streams=4, tiles=True)),
+    "2 pages, 4 streams, even, 64 rows": Scan(T(distance=4, streams=4, tiles=True, even=True, rows_ahead=64)),
+    "no prefetch": Scan(T(tiles=True)),
 }
-KEYS8: dict[str, Scan] = {
-    "2 pages, not even": Scan(T(distance=4, streams=4, tiles=True)),
-    "2 pages, not even, defer": Scan(T(distance=4, streams=4, tiles=True, defer=True)),
-} | KEYS
 WIDE: dict[str, Scan] = {
-    "1 page, turned": Scan(T(distance=2, tiles=True, turned=True)),
-    "1 page, turned, idle 3": Scan(T(distance=2, tiles=True, turned=True, idle=3)),
-    "8 pages, turned, idle 6": Scan(T(distance=16, tiles=True, turned=True, idle=6)),
+    "tiles, 1 page, turned": Scan(T(distance=2, tiles=True, turned=True)),
+    "tiles, 1 page, turned, even": Scan(T(distance=2, tiles=True, turned=True, even=True)),
+    "1 page": Scan(T(distance=2)),
 }
-#: Many queries; on matrix tiles prefetches are a block of four pages ahead at least.
-MANY: dict[str, Scan] = {
-    "4 pages": Scan(T(distance=2)),
-    "8 pages": Scan(T(distance=16)),
-    "16 pages": Scan(T(distance=32)),
-    "4 pages, idle 3": Scan(T(distance=2, idle=3)),
-    "4 pages, idle 6": Scan(T(distance=2, idle=6)),
-    "16 pages, idle 6": Scan(T(distance=32, idle=6)),
-    "no prefetch": Scan(T()),
-}
+#: Many queries; on matrix tiles prefetches are a block of four pages ahead.
+MANY: dict[str, Scan] = {"prefetch": Scan(T(distance=2)), "no prefetch": Scan(T())}
 G = GatherTuning
 GATHERS: dict[str, GatherTuning] = {
     "ahead 0": G(0),
@@ -211,58 +189,6 @@ def with_options(scans: dict[str, Scan], options: SelectOptions) -> dict[str, Sc
     return {name: replace(scan, options=options) for name, scan in scans.items()}
 
 
-SPINS_US = (0, 50, 200, 1000)
-GAPS_US = (0, 200, 1000)
-
-
-def measure_calls(bench: KernelBench, threads: int, seconds: float) -> list[dict[str, Any]]:
-    """Milliseconds of a call that reads one request, some time after the one before, by how long idle workers spin.
-
-    ``beyond_reading_ms`` is what it took beyond reading K and V at the read ceiling of the same rounds.
-    """
-    variant = Variant("", kernels.usable_tiers()[-1], 1, threads, SelectOptions(tuning=default_tuning("scan")))
-    taken: dict[tuple[int, int], list[float]] = {(spin, gap): [] for spin in SPINS_US for gap in GAPS_US}
-    ceilings = []
-    end = time.monotonic() + seconds
-    while time.monotonic() < end or len(ceilings) < 3:
-        ceilings.append(read_gb_s(bench, threads))
-        for (spin, gap), samples in taken.items():
-            _core.set_spin_us(spin)
-            bench.run(variant, 1)
-            for _ in range(5):
-                until = time.perf_counter() + 1e-6 * gap
-                while time.perf_counter() < until:
-                    pass
-                samples.append(1e3 * bench.run(variant, 1)[0])
-    _core.set_spin_us(SPINS_US[1])
-    reading_ms = 1e-6 * bench.row_bytes / statistics.median(ceilings)
-    print(f"\none request a call, {threads} threads: reading takes {reading_ms:.2f} ms")
-    rows = []
-    for (spin, gap), samples in taken.items():
-        low, middle, high = statistics.quantiles(samples, n=4)
-        rows.append(
-            {
-                "part": "one request a call",
-                "variant": f"workers spin {spin} us, {gap} us between calls",
-                "ms": round(middle, 4),
-                "quartiles_ms": [round(low, 4), round(high, 4)],
-                "beyond_reading_ms": round(middle - reading_ms, 4),
-            }
-        )
-        print(
-            f"  {middle:.2f} [{low:.2f} {high:.2f}] ms, {middle - reading_ms:.2f} beyond reading: {rows[-1]['variant']}"
-        )
-    return rows
-
-
-def topology() -> list[str]:
-    """The processors as ``lscpu -e`` lists them: which are threads of one core, which share a cache."""
-    if not shutil.which("lscpu"):
-        return []
-    found = subprocess.run(["lscpu", "-e"], capture_output=True, text=True, check=False)
-    return found.stdout.splitlines()
-
-
 def gather_ways(bench: KernelBench, threads: int) -> tuple[dict[str, Way], Callable[[], float], kernels.PagedKV]:
     """GB/s of payload of each gather, of a copy of as many bytes, and the buffers' owner."""
     rows = min(bench.rows // 2 or 1, max(1, 8 * threads // KV_HEADS))
@@ -310,7 +236,6 @@ def main() -> None:
     parser.add_argument("--pool-gib", type=float, default=4.0)
     parser.add_argument("--seconds", type=float, default=60.0, help="of measuring, shared by the parts")
     parser.add_argument("--part", action="append", help="only parts whose title holds this; may be repeated")
-    parser.add_argument("--calls", type=float, default=0.0, help="seconds of measuring single calls as well")
     parser.add_argument("--gather", type=float, default=0.0, help="seconds of measuring gathers as well")
     options = parser.parse_args()
     threads = options.threads or kernels.capabilities()["threads"]
@@ -318,18 +243,17 @@ def main() -> None:
     huge = huge_kib(bench.pool.address)
     size = f"{bench.pool.nbytes / 2**30:.1f} GiB, {huge / 2**20:.1f} GiB of it in huge pages"
     print(f"{cpu_model()}; {threads} threads; pool {size}")
-    print("\n".join(topology()))
     rows: list[dict[str, Any]] = []
-    few = {name: SCANS[name] for name in ("1 page, 4 streams", "1 page, 4 streams, idle 3")}
+    few = {name: SCANS[name] for name in ("1 page, 4 streams, even", "1 page, 4 streams")}
     keys = with_options(KEYS, SelectOptions(key_only=True))
     parts: list[tuple[float, str, int, int, dict[str, Scan], bool]] = [
-        (0.20, "scan, x = 1", threads, 1, SCANS, False),
-        (0.05, "scan, x = 1, one thread", 1, 1, few, False),
+        (0.22, "scan, x = 1", threads, 1, SCANS, False),
+        (0.06, "scan, x = 1, one thread", 1, 1, few, False),
         (0.16, "key-only, x = 1", threads, 1, keys, False),
-        (0.18, "8-bit keys, x = 1", threads, 1, KEYS8, True),
-        (0.05, "scan, x = 2", threads, 2, WIDE, False),
+        (0.16, "8-bit keys, x = 1", threads, 1, KEYS, True),
+        (0.10, "scan, x = 2", threads, 2, WIDE, False),
         (0.08, "many queries, x = 4", threads, 4, MANY, False),
-        (0.16, "many queries, x = 8", threads, 8, MANY, False),
+        (0.10, "many queries, x = 8", threads, 8, MANY, False),
         (0.12, "many queries, x = 32", threads, 32, MANY, False),
     ]
     print("phases: " + ", ".join(PHASES))
@@ -341,21 +265,18 @@ def main() -> None:
         found = rounds(ways, partial(read_gb_s, bench, count), share * scale)
         rows += table(f"{title}, {count} threads", found)
     kernels.set_tier(None)
-    if options.calls:
-        rows += measure_calls(bench, threads, options.calls)
     if options.gather:
         ways, copy, _keep = gather_ways(bench, threads)
         rows += table(f"gather, {threads} threads", rounds(ways, copy, options.gather))
     if options.out:
         result = {
-            "schema": "herald.kernel-tuning/4",
+            "schema": "herald.kernel-tuning/3",
             "cpu": cpu_model(),
             "cpus": os.cpu_count(),
             "threads": threads,
             "context": options.context,
             "pool_bytes": bench.pool.nbytes,
             "huge_page_kib": huge,
-            "topology": topology(),
             "rows": rows,
         }
         options.out.write_text(json.dumps(result, indent=1) + "\n")

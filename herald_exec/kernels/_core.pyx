@@ -9,9 +9,6 @@ cdef extern from "herald.h" nogil:
         const char *name
         int kinds
 
-    ctypedef struct herald_asking:
-        pass
-
     ctypedef struct herald_kv:
         char *k
         char *v
@@ -19,7 +16,7 @@ cdef extern from "herald.h" nogil:
         int dtype, head_dim, num_heads, num_slots, num_layers
 
     ctypedef struct herald_tuning:
-        int distance, streams, turned, tiles, rows_ahead, bulk, even, idle, defer
+        int distance, streams, turned, tiles, rows_ahead, bulk, even
 
     ctypedef struct herald_gather_tuning:
         int ahead, level, scattered, streaming
@@ -72,16 +69,15 @@ cdef extern from "herald.h" nogil:
     int herald_is_intel()
     int herald_kind_for(const herald_tier *tier, int rows, int dtype, int head_dim, int pv)
     int herald_default_threads()
-    void herald_set_spin_us(int64_t microseconds)
     int herald_select(const herald_select_args *args)
     void herald_quantise(const herald_kv *kv, const herald_kv *keys8, int64_t layer, int64_t slot, int64_t start,
                          int64_t stop, int threads)
     void herald_gather(const herald_gather_args *args)
     size_t herald_topk_scratch_bytes(int64_t length)
     int64_t herald_topk(const herald_tier *tier, const float *values, int64_t length, int64_t k, char *scratch,
-                        herald_asking *idle, int32_t *out)
+                        int32_t *out)
     int64_t herald_topk_heap(const float *values, int64_t length, int64_t k, char *scratch, int32_t *out)
-    char *herald_thread_scratch(int arena, size_t nbytes)
+    char *herald_thread_scratch(size_t nbytes)
     void *herald_map(size_t nbytes)
     void herald_unmap(void *memory, size_t nbytes)
     double herald_read_seconds(const herald_tier *tier, const char *start, int64_t nbytes, int threads)
@@ -105,11 +101,6 @@ def is_intel():
 
 def default_threads():
     return herald_default_threads()
-
-
-def set_spin_us(int64_t microseconds):
-    """How long an idle worker looks for a job before it sleeps; 50 at first."""
-    herald_set_spin_us(microseconds)
 
 
 def kind_for(int tier, int rows, int dtype, int head_dim, int pv):
@@ -173,7 +164,7 @@ def select(int tier, View kv, View draft, View keys8, double candidates, int res
     args.paper_like, args.threads = paper_like, threads
     args.tuning.distance, args.tuning.streams, args.tuning.turned = tuning[0], tuning[1], tuning[2]
     args.tuning.tiles, args.tuning.rows_ahead, args.tuning.bulk = tuning[3], tuning[4], tuning[5]
-    args.tuning.even, args.tuning.idle, args.tuning.defer = tuning[6], tuning[7], tuning[8]
+    args.tuning.even = tuning[6]
     args.max_k = indices.shape[2]
     args.output, args.counts, args.status = &output[0, 0, 0, 0], &counts[0, 0], &status[0, 0]
     args.indices = &indices[0, 0, 0] if indices.shape[2] > 0 else NULL
@@ -224,12 +215,12 @@ def topk(int tier, float[::1] values, int64_t k, int heap, int32_t[::1] out):
     if length == 0 or k <= 0:
         return 0
     with nogil:
-        scratch = herald_thread_scratch(0, herald_topk_scratch_bytes(length))
+        scratch = herald_thread_scratch(herald_topk_scratch_bytes(length))
         if scratch != NULL:
             if heap:
                 count = herald_topk_heap(&values[0], length, k, scratch, &out[0])
             else:
-                count = herald_topk(herald_tier_get(tier), &values[0], length, k, scratch, NULL, &out[0])
+                count = herald_topk(herald_tier_get(tier), &values[0], length, k, scratch, &out[0])
         else:
             count = -1
     if count < 0:

@@ -24,15 +24,14 @@ TUNINGS = (
     Tuning(),
     Tuning(distance=1),
     Tuning(distance=4, streams=4, turned=True),
-    Tuning(distance=2, streams=2, tiles=True, defer=True),
-    Tuning(turned=True, tiles=True, rows_ahead=0, defer=True),
+    Tuning(distance=2, streams=2, tiles=True),
+    Tuning(turned=True, tiles=True, rows_ahead=0),
     Tuning(bulk=True),
     Tuning(bulk=True, tiles=True, rows_ahead=3),
     Tuning(distance=4, streams=4, even=True),
     Tuning(distance=2, tiles=True, even=True),
     Tuning(distance=9, even=True),
-    Tuning(distance=2, streams=4, idle=6, defer=True),
-    Tuning(distance=12, tiles=True, even=True, idle=25),
+    Tuning(distance=12, streams=4, tiles=True, even=True),
 )
 EDGE_SIZES = (1, 2, 3, 5, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 127, 129, 255, 257)
 

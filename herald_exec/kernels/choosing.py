@@ -24,7 +24,6 @@ WAYS: dict[str, tuple[Tuning, ...]] = {
         T(),
         T(distance=2, streams=4),
         T(distance=2, streams=4, even=True),
-        T(distance=2, streams=4, idle=3),
         T(distance=4, turned=True),
         T(distance=2, tiles=True, even=True),
         T(bulk=True),
@@ -35,22 +34,18 @@ WAYS: dict[str, tuple[Tuning, ...]] = {
         T(distance=2, tiles=True, turned=True),
         T(distance=2, tiles=True, turned=True, even=True),
     ),
-    "matrix": (T(), T(distance=2), T(distance=4), T(distance=16), T(distance=2, idle=6)),
+    "matrix": (T(), T(distance=2), T(distance=4)),
     "keys": (
         T(),
         T(distance=4, streams=4),
         T(distance=4, streams=4, even=True),
         T(distance=4, streams=4, tiles=True, even=True),
-        T(distance=4, streams=4, tiles=True, even=True, defer=True),
-        T(distance=4, streams=4, tiles=True, even=True, defer=True, idle=3),
     ),
     "keys8": (
         T(),
         T(distance=4, streams=4),
         T(distance=4, streams=4, tiles=True),
         T(distance=4, streams=4, tiles=True, even=True),
-        T(distance=4, streams=4, tiles=True, even=True, defer=True),
-        T(distance=4, streams=4, tiles=True, even=True, defer=True, idle=3),
     ),
 }
 #: Queries at which a use is measured; of several the product of the rates counts.
@@ -60,16 +55,15 @@ _QUERIES = {"scan": (1,), "wide_scan": (2,), "matrix": (4, 8, 32), "keys": (1,),
 def told_apart(use: str, tier: str) -> list[Tuning]:
     """Of :data:`WAYS` those that differ in what the tier's kernel looks at: noise would choose among the others.
 
-    ``tiles`` needs matrix tiles; many queries on these ask four pages ahead or more, or nothing, and those on vectors
-    have no use for ``idle``.
+    ``tiles`` needs matrix tiles; many queries on these ask four pages ahead whatever ``distance`` is, if it is not 0.
     """
     found: dict[Tuning, Tuning] = {}
     for way in WAYS[use]:
         seen = way
         if tier != "amx":
-            seen = replace(way, tiles=False, idle=0 if use == "matrix" else way.idle)
+            seen = replace(way, tiles=False)
         elif use == "matrix":
-            seen = replace(way, distance=way.distance and max(way.distance, 8))
+            seen = replace(way, distance=min(way.distance, 1))
         found.setdefault(seen, way)
     return list(found.values())
 

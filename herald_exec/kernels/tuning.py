@@ -32,8 +32,8 @@ class Tuning:
     ----------
     distance
         Software prefetch, in half pages (a K tile or a V tile); 0 is none. 1 asks for a page's V while its K is scored;
-        2 n asks for K during K and V during V, n pages ahead. 16 and more query rows on matrix tiles: at least a block
-        of four pages ahead, or nothing.
+        2 n asks for K during K and V during V, n pages ahead. 16 and more query rows on matrix tiles: a block of four
+        pages ahead, or nothing.
     streams
         1: lines in order. 4: from several places of a tile in turn, so that several hardware prefetchers work.
     turned
@@ -47,12 +47,6 @@ class Tuning:
         is then ignored).
     even
         With fewer than 16 query rows: prefetches go on while scores become probabilities, in place of resting there.
-    idle
-        Per cent of a thread's next head (K and V, or what is scanned of it) that it asks for while importance and top-k
-        of the present one leave the memory idle.
-    defer
-        Where the output comes from single rows (``key_only``, 8-bit keys) and these are not copied on: they are asked
-        for by the scan of the thread's next head and worked on between its chunks, not at once.
     """
 
     distance: int = 0
@@ -62,11 +56,9 @@ class Tuning:
     rows_ahead: int = 32
     bulk: bool = False
     even: bool = False
-    idle: int = 0
-    defer: bool = False
 
     def __post_init__(self) -> None:
-        _checked({"distance": (0, 128), "streams": (1, 8), "rows_ahead": (0, 256), "idle": (0, 25)}, self)
+        _checked({"distance": (0, 128), "streams": (1, 8), "rows_ahead": (0, 256)}, self)
 
     def numbers(self) -> tuple[int, ...]:
         """As the extension takes them."""
@@ -124,18 +116,17 @@ def parse_tuning(text: str, base: Tuning) -> Tuning:
 USES = ("scan", "wide_scan", "matrix", "keys", "keys8")
 
 #: Emerald Rapids, 16 virtual CPUs, contexts of 32K: fractions of the read ceiling of the same round, K and V counted
-#: even where they are not read. scan: 0.86 (no prefetch 0.58; half a page, one page or two ahead 0.86; in bulk 0.67).
-#: wide_scan: 0.63, without tiles 0.59. keys, in a run of its own with 50 rounds: 1.38, without `even` 1.27, without
-#: `tiles` too 1.33. keys8: 1.98. matrix: with AMX and 4, 8, 32 queries 0.75, 0.55, 0.21, without prefetch 0.55, 0.39,
-#: 0.18; with AVX-512 and 32 queries one page ahead 0.069, two 0.067. Short searches chose `even` for scan, wide_scan
-#: and keys8 as well, by margins that were not kept. At 16K and 4K half a page ahead is as good for scan within the
-#: quartiles (1.00 and 0.98 of the speed). `defer` was not measured there: it asks in time for what was waited for.
+#: even where they are not read, in the latest run that tried the way (58, 100, 114, 26, 42, 21 rounds). scan: 0.845,
+#: without `even` 0.822, without prefetch 0.54; eight pages ahead 0.77. keys: 1.38; in an earlier run without `even`
+#: 1.27, without `tiles` too 1.33. keys8: 1.91, without `even` 1.85. matrix, four pages ahead on matrix tiles with 4, 8,
+#: 32 queries: 0.71, 0.59, 0.23; eight 0.68, 0.57, 0.23; sixteen 0.59, 0.50, 0.21; without 0.54, 0.43, 0.20. Earlier
+#: runs: wide_scan 0.63, without tiles 0.59; matrix on AVX-512 and 32 queries one page ahead 0.069, two 0.067.
 _INTEL = {
-    "scan": Tuning(distance=2, streams=4),
+    "scan": Tuning(distance=2, streams=4, even=True),
     "wide_scan": Tuning(distance=2, tiles=True, turned=True),
     "matrix": Tuning(distance=2),
-    "keys": Tuning(distance=4, streams=4, tiles=True, even=True, defer=True),
-    "keys8": Tuning(distance=4, streams=4, tiles=True, defer=True),
+    "keys": Tuning(distance=4, streams=4, tiles=True, even=True),
+    "keys8": Tuning(distance=4, streams=4, tiles=True, even=True),
 }
 
 

@@ -26,7 +26,7 @@ def test_a_bad_text_is_named(text, message):
         parse_tuning(text, kernels.Tuning())
 
 
-@pytest.mark.parametrize("change", [{"distance": -1}, {"distance": 129}, {"streams": 0}, {"idle": 26}])
+@pytest.mark.parametrize("change", [{"distance": -1}, {"distance": 129}, {"streams": 0}, {"rows_ahead": 257}])
 def test_a_number_out_of_range_is_refused(change):
     with pytest.raises(ConfigError, match=next(iter(change))):
         kernels.Tuning(**change)
@@ -55,7 +55,7 @@ def test_prefetch_and_order_leave_every_bit_as_it_is(tier, x):
 
 @pytest.mark.parametrize("kind", ["key_only", "keys8", "rescore_all"])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_rows_left_for_the_next_scan_give_the_bits_of_rows_read_at_once(tier, kind, threads):
+def test_how_single_rows_are_asked_for_leaves_every_bit_as_it_is(tier, kind, threads):
     """Heads of one chunk, of several, and none; an infinite key, whose tile is scored in another way."""
     lengths = np.array([6000, 4100, 0, 4100, 70, 2048])
     pool = kernels.PagedKV(1, 6, 1, 6000, 128)
@@ -66,9 +66,9 @@ def test_rows_left_for_the_next_scan_give_the_bits_of_rows_read_at_once(tier, ki
         keys.update(0, slot, 0, int(length))
     queries = np.random.default_rng(2).standard_normal((6, 1, 4, 128)).astype(np.float32)
 
-    def found(**changes):
+    def found(threads, **changes):
         options = kernels.SelectOptions(
-            tuning=kernels.Tuning(distance=4, **changes),
+            tuning=kernels.Tuning(**changes),
             key_only=kind == "key_only",
             rescore_all=kind == "rescore_all",
             keep_importance=True,
@@ -79,9 +79,9 @@ def test_rows_left_for_the_next_scan_give_the_bits_of_rows_read_at_once(tier, ki
         )
         return [part.tobytes() for part in (got.output, got.indices, got.counts, got.status, got.importance)]
 
-    expected = found()
-    assert found(defer=True) == expected
-    assert found(defer=True, idle=10, streams=4) == expected
+    expected = found(1)
+    assert found(threads, distance=4) == expected
+    assert found(threads, rows_ahead=0, streams=4, distance=4, even=True) == expected
 
 
 def test_every_way_of_gathering_copies_the_same(tier):
@@ -136,7 +136,7 @@ def test_measured_tunings_are_of_the_ways_that_were_tried():
 
 
 @pytest.mark.parametrize(
-    ("tier", "use", "kept"), [("amx", "matrix", 4), ("avx512", "matrix", 4), ("avx512", "keys8", 5)]
+    ("tier", "use", "kept"), [("amx", "matrix", 2), ("avx512", "matrix", 3), ("avx512", "keys8", 3)]
 )
 def test_ways_that_a_kernel_does_not_tell_apart_are_tried_once(tier, use, kept):
     found = choosing.told_apart(use, tier)

@@ -328,19 +328,10 @@ static char *FN(take)(char **from, size_t bytes) {
 static size_t FN(p_tile_few)(int rows) { return sizeof(float) * HERALD_TILE * (size_t)rows; }
 static size_t FN(p_max_few)(int rows) { return (size_t)rows; }
 
-/* What is asked for while tile `tile` is worked on; returns its bytes, twice. Distance counts half pages (a K tile, a V
- * tile): 1 asks for the page's V while its K is scored and for the next page's K while V is summed; 2 n asks for K during K
- * and V during V, n pages on. Behind what was asked for before (`lead`) a little less than is read, as far as the memory is
- * one stream: so the requests, farther ahead at first, end where they end otherwise. */
-static int64_t FN(ahead_of)(const herald_attend *args, int64_t tile, int64_t tile_half, const char **during_k,
-                            const char **during_v) {
+/* What is asked for while tile `tile` is worked on. Distance counts half pages (a K tile, a V tile): 1 asks for the page's
+ * V while its K is scored and for the next page's K while V is summed; 2 n asks for K during K and V during V, n pages on. */
+static void FN(ahead_of)(const herald_attend *args, int64_t tile, const char **during_k, const char **during_v) {
     int64_t halves = args->tuning.distance, bytes = args->stream.tile_bytes;
-    if (args->lines_per_tile && args->output && args->stream.v == args->stream.k + tile_half && bytes == 2 * tile_half) {
-        int64_t half = args->lines_per_tile / 2 * 64;
-        *during_k = args->stream.k + args->lead * 64 + tile * 2 * half;
-        *during_v = *during_k + half;
-        return half;
-    }
     if (halves % 2 && args->output) {
         *during_k = args->stream.v + (tile + halves / 2) * bytes;
         *during_v = args->stream.k + (tile + halves / 2 + 1) * bytes;
@@ -348,22 +339,6 @@ static int64_t FN(ahead_of)(const herald_attend *args, int64_t tile, int64_t til
         *during_k = args->stream.k + (tile + (halves + 1) / 2) * bytes;
         *during_v = args->stream.v + (tile + (halves + 1) / 2) * bytes;
     }
-    return tile_half;
-}
-
-/* Lines out of order: two neighbours in order make the hardware fetch on behind the row. */
-INLINE void ask_for_row(const char *row, int64_t bytes) {
-    for (int64_t i = 64; i < bytes; i += 128) __builtin_prefetch(row + i, 0, 2);
-    for (int64_t i = 0; i < bytes; i += 128) __builtin_prefetch(row + i, 0, 2);
-}
-INLINE const char *row_at(const herald_stream *stream, int of_k, int64_t position, int64_t bytes) {
-    return (of_k ? stream->k : stream->v) + position / HERALD_TILE * stream->tile_bytes + position % HERALD_TILE * bytes;
-}
-/* The share of `part` in `parts` of the rows that a scan asks for on its way. */
-static void FN(ask_also)(const herald_rows *rows, int64_t part, int64_t parts) {
-    if (!rows) return;
-    for (int64_t i = rows->count * part / parts; i < rows->count * (part + 1) / parts; i++)
-        ask_for_row(row_at(&rows->stream, rows->of_k, rows->positions[i], rows->row_bytes), rows->row_bytes);
 }
 
 static void FN(attend_few)(const herald_attend *args) {
@@ -384,25 +359,22 @@ static void FN(attend_few)(const herald_attend *args) {
     int fetch = tuning->distance > 0 && direct && !tuning->bulk;
     int64_t qk_steps = (HERALD_TILE / QK_KEYS) * chunks, tile_steps = QK_TILE_STEPS(args);
     int even = fetch && tuning->even, more = even ? softmax_steps(rows) : 0;
-    int64_t num_tiles = (args->num_keys + HERALD_TILE - 1) / HERALD_TILE, asked = 0;
     char *tiles = START_TILES(args, &scratch);
     for (int64_t first = 0, tile = 0; first < args->num_keys; first += HERALD_TILE, tile++) {
         int n = (int)(args->num_keys - first < HERALD_TILE ? args->num_keys - first : HERALD_TILE);
         const char *k = args->stream.k + tile * args->stream.tile_bytes;
         const char *v = args->stream.v + tile * args->stream.tile_bytes, *k_ahead = NULL, *v_ahead = NULL;
         float *p = (float *)(args->p + (args->keep_p ? (size_t)tile * FN(p_tile_few)(rows) : 0));
-        if (fetch) asked = FN(ahead_of)(args, tile, tile_half, &k_ahead, &v_ahead);
-        FN(ask_also)(args->also, 2 * tile, 2 * num_tiles);
+        if (fetch) FN(ahead_of)(args, tile, &k_ahead, &v_ahead);
         if (tuning->bulk) read_in_bulk(k, n * row_bytes);
         if (!direct) FN(widen)(k, args->dtype, args->head_dim, n, wide, dim), k = (const char *)wide;
-        prefetch lines = prefetch_of(k_ahead, asked, tile_steps + more, tuning);
+        prefetch lines = prefetch_of(k_ahead, tile_half, tile_steps + more, tuning);
         if (!tiles || !QK_TILES(args, tiles, k, n, p, lines)) {
-            lines = prefetch_of(k_ahead, asked, qk_steps, tuning);
+            lines = prefetch_of(k_ahead, tile_half, qk_steps, tuning);
             lines.every = left_out(qk_steps, more);
             FN(qk_few)(k, stride, n, q, chunks, rows, bf16, p, lines);
         }
         if (args->raw) p = memcpy(apart, p, FN(p_tile_few)(rows));
-        FN(ask_also)(args->also, 2 * tile + 1, 2 * num_tiles);
         int rescale = FN(softmax_few)(p, n, rows, args->m, args->l, scale,
                                       go_on(lines, lines.every || !tiles ? qk_steps : tile_steps, even));
         if (args->keep_p) memcpy(args->p_max + tile * rows, args->m, sizeof(float) * (size_t)rows);
@@ -413,7 +385,7 @@ static void FN(attend_few)(const herald_attend *args) {
                     vf_store(o + row * dim + c, vf_mul(vf_load(o + row * dim + c), vf_set1(scale[row])));
         if (tuning->bulk) read_in_bulk(v, n * row_bytes);
         if (!direct) FN(widen)(v, args->dtype, args->head_dim, n, wide, dim), v = (const char *)wide;
-        pv_prefetch ahead = {v_ahead, asked, tuning};
+        pv_prefetch ahead = {v_ahead, tile_half, tuning};
         FN(pv_few)(v, stride, n, p, chunks, rows, bf16, o, fetch ? &ahead : NULL, tuning->turned);
     }
     if (tiles) STOP_TILES();
@@ -477,19 +449,15 @@ static void FN(scan_int8)(const herald_attend *args) {
     char *tiles = START_INT8_TILES(args, q, dim, &scratch);
     int fetch = ahead_tiles > 0 && !args->tuning.bulk, more = fetch && args->tuning.even ? softmax_steps(rows) : 0;
     int64_t at_once = tiles ? INT8_TILE_STEPS(args) : HERALD_TILE / QK_KEYS * steps; /* steps of the scores */
-    int64_t num_tiles = (args->num_keys + HERALD_TILE - 1) / HERALD_TILE, bytes = args->stream.tile_bytes;
-    int64_t from = ahead_tiles * bytes, asked = bytes; /* as ahead_of() has it */
-    if (args->lines_per_tile) from = args->lead * 64, asked = args->lines_per_tile * 64;
     for (int row = 0; row < rows; row++) args->m[row] = HERALD_SCORE_MIN, args->l[row] = 0.0f;
     for (int64_t first = 0, tile = 0; first < args->num_keys; first += HERALD_TILE, tile++) {
         int n = (int)(args->num_keys - first < HERALD_TILE ? args->num_keys - first : HERALD_TILE);
         const char *k = args->stream.k + tile * args->stream.tile_bytes;
         const float *scale = (const float *)(k + HERALD_TILE * stride);
-        const char *next = fetch ? args->stream.k + from + tile * asked : NULL;
-        if (args->tuning.bulk) read_in_bulk(k, bytes);
-        FN(ask_also)(args->also, 2 * tile, 2 * num_tiles);
+        const char *next = fetch ? k + ahead_tiles * args->stream.tile_bytes : NULL;
+        if (args->tuning.bulk) read_in_bulk(k, args->stream.tile_bytes);
         float *p = (float *)(args->p + (size_t)tile * FN(p_tile_few)(rows));
-        prefetch ahead = prefetch_of(next, asked, tiles ? at_once + more : at_once, &args->tuning);
+        prefetch ahead = prefetch_of(next, args->stream.tile_bytes, tiles ? at_once + more : at_once, &args->tuning);
         if (!tiles) ahead.every = left_out(at_once, more);
         going_on rest = go_on(ahead, at_once, more > 0);
         if (tiles) INT8_TILES(args, tiles, k, unit, p, ahead);
@@ -508,7 +476,6 @@ static void FN(scan_int8)(const herald_attend *args) {
                 float *s = p + row * HERALD_TILE + j;
                 vf_store(s, vf_mul(vf_load(s), vf_mul(vf_load(scale + j), vf_set1(unit[row]))));
             }
-        FN(ask_also)(args->also, 2 * tile + 1, 2 * num_tiles);
         FN(softmax_few)(p, n, rows, args->m, args->l, factor, rest);
         memcpy(args->p_max + tile * rows, args->m, sizeof(float) * (size_t)rows);
     }
@@ -517,20 +484,30 @@ static void FN(scan_int8)(const herald_attend *args) {
 
 /* ---- single rows: candidates' K, selected entries' V ---- */
 
+INLINE const char *row_at(const char *first, const herald_attend *args, int64_t position, int64_t bytes) {
+    return first + position / HERALD_TILE * args->stream.tile_bytes + position % HERALD_TILE * bytes;
+}
+
+/* Lines out of order: two neighbours in order make the hardware fetch on behind the row. */
+INLINE void ask_for_row(const char *row, int64_t bytes) {
+    for (int64_t i = 64; i < bytes; i += 128) __builtin_prefetch(row + i, 0, 2);
+    for (int64_t i = 0; i < bytes; i += 128) __builtin_prefetch(row + i, 0, 2);
+}
+
 /* Rows at positions [first, first + some) of `total`, contiguous; every row taken asks for one further on. */
-static void FN(take_rows)(const herald_attend *args, int of_k, const int32_t *positions, int64_t first, int some,
+static void FN(take_rows)(const herald_attend *args, const char *base, const int32_t *positions, int64_t first, int some,
                           int64_t total, char *to) {
     int64_t bytes = (int64_t)args->head_dim * herald_element_bytes(args->dtype), ahead = args->tuning.rows_ahead;
     for (int64_t i = 0; first == 0 && i < ahead && i < total; i++)
-        ask_for_row(row_at(&args->stream, of_k, positions[i], bytes), bytes);
+        ask_for_row(row_at(base, args, positions[i], bytes), bytes);
     for (int64_t i = first; i < first + some; i++, to += bytes) {
-        if (ahead && i + ahead < total) ask_for_row(row_at(&args->stream, of_k, positions[i + ahead], bytes), bytes);
-        copy_block(to, row_at(&args->stream, of_k, positions[i], bytes), bytes, 0);
+        if (ahead && i + ahead < total) ask_for_row(row_at(base, args, positions[i + ahead], bytes), bytes);
+        copy_block(to, row_at(base, args, positions[i], bytes), bytes, 0);
     }
 }
 
-static void FN(score)(const herald_attend *args, const int32_t *positions, int64_t count, int64_t more, const float *m,
-                      float *weight, int64_t stride) {
+static void FN(score)(const herald_attend *args, const int32_t *positions, int64_t count, const float *m, float *weight,
+                      int64_t stride) {
     int rows = args->rows, dim = FN(padded)(args->head_dim), chunks = dim / CHUNK_FLOATS;
     int direct = dim == args->head_dim && args->dtype != HERALD_FP16, bf16 = direct && args->dtype == HERALD_BF16;
     int64_t bytes = (int64_t)args->head_dim * herald_element_bytes(args->dtype);
@@ -544,7 +521,7 @@ static void FN(score)(const herald_attend *args, const int32_t *positions, int64
     for (int64_t first = 0; first < count; first += HERALD_TILE) {
         int n = (int)(count - first < HERALD_TILE ? count - first : HERALD_TILE);
         const char *k = taken;
-        FN(take_rows)(args, 1, positions, first, n, count + more, taken);
+        FN(take_rows)(args, args->stream.k, positions, first, n, count, taken);
         if (!direct) FN(widen)(k, args->dtype, args->head_dim, n, wide, dim), k = (const char *)wide;
         if (!tiles || !QK_TILES(args, tiles, k, n, s, (prefetch){0}))
             FN(qk_few)(k, direct ? bytes : dim * (int64_t)sizeof(float), n, q, chunks, rows, bf16, s, (prefetch){0});
@@ -578,7 +555,6 @@ static void FN(importance_few)(const herald_attend *args, const float *m, const 
         vf sum[HERALD_TILE / W];
         for (int j = 0; j < HERALD_TILE / W; j++) sum[j] = vf_set1(0.0f);
         for (int row = 0; row < args->rows; row++, p += HERALD_TILE) {
-            if (args->idle) herald_ask(args->idle, (args->idle_lines + args->rows - 1) / args->rows);
             if (args->raw) {
                 vf top = vf_set1(m[row]), inverse = vf_set1(inv_l[row]);
                 for (int j = 0; j < HERALD_TILE / W; j++)
@@ -605,8 +581,8 @@ static void FN(weights_few)(const herald_attend *args, const int32_t *indices, i
  * while the miss buffers empty. */
 #define TAKEN 16
 
-static void FN(accumulate)(const herald_attend *args, const int32_t *positions, int64_t count, int64_t more,
-                           const float *weight, int64_t stride) {
+static void FN(accumulate)(const herald_attend *args, const int32_t *positions, int64_t count, const float *weight,
+                           int64_t stride) {
     int rows = args->rows, dim = FN(padded)(args->head_dim), chunks = dim / CHUNK_FLOATS;
     int direct = dim == args->head_dim && args->dtype != HERALD_FP16, bf16 = direct && args->dtype == HERALD_BF16;
     int64_t bytes = (int64_t)args->head_dim * herald_element_bytes(args->dtype);
@@ -619,7 +595,7 @@ static void FN(accumulate)(const herald_attend *args, const int32_t *positions, 
     for (int64_t first = 0; first < count; first += TAKEN) {
         int n = (int)(count - first < TAKEN ? count - first : TAKEN);
         const char *v = taken;
-        FN(take_rows)(args, 0, positions, first, n, count + more, taken);
+        FN(take_rows)(args, args->stream.v, positions, first, n, count, taken);
         for (int row = 0; row < rows; row++)
             memcpy(p + row * HERALD_TILE, weight + row * stride + first, sizeof(float) * (size_t)n);
         if (!direct) FN(widen)(v, args->dtype, args->head_dim, n, wide, dim), v = (const char *)wide;
@@ -813,11 +789,11 @@ static void FN(weights_many)(const herald_attend *args, const int32_t *indices, 
 
 /* ---- selection, gather, bandwidth ----------------------------------------------------------------------------- */
 
-static int64_t FN(collect)(const float *values, int64_t start, int64_t stop, uint32_t threshold, uint32_t *keys,
+static int64_t FN(collect)(const float *values, int64_t length, uint32_t threshold, uint32_t *keys,
                            int32_t *positions) {
-    int64_t n = 0, i = start;
-    for (; i + W <= stop; i += W) n += collect_block(values + i, threshold, (int32_t)i, keys + n, positions + n);
-    for (; i < stop; i++) {
+    int64_t n = 0, i = 0;
+    for (; i + W <= length; i += W) n += collect_block(values + i, threshold, (int32_t)i, keys + n, positions + n);
+    for (; i < length; i++) {
         uint32_t bits;
         memcpy(&bits, values + i, 4);
         uint32_t key = herald_key(bits);

@@ -62,51 +62,7 @@ typedef struct {
     int rows_ahead; /* single rows (of candidates, of what was selected) asked for ahead of use */
     int bulk;     /* a tile is read in one run just before use, so that the hardware prefetches, in place of software */
     int even;     /* few rows: prefetches go on while scores become probabilities, instead of resting there */
-    int idle;     /* per cent of this thread's next task asked for while importance and top-k of the present unit run */
-    int defer;    /* single rows of a unit are asked for and worked on during the scans that follow it */
 } herald_tuning;
-
-/* A walk over half pages (K tiles, V tiles) that asks for their lines, a few at a time between other work. */
-typedef struct {
-    const char *at, *end, *now, *other; /* within a half page; where it and the next half page begin */
-    int64_t half_bytes, hop;            /* of a half page; from one to the next but one */
-    int64_t left;                       /* lines that may still be asked for */
-} herald_asking;
-
-/* From line `start` of what is read on: K and V in turn, or K alone (`output` 0). */
-static inline herald_asking herald_ask_from(herald_stream stream, int64_t half_bytes, int output, int64_t start, int64_t lines) {
-    int64_t half = start / (half_bytes / 64), within = start % (half_bytes / 64) * 64, hop = stream.tile_bytes;
-    const char *k = stream.k + (output ? half / 2 : half) * hop, *v = stream.v + half / 2 * hop;
-    const char *now = output && half % 2 ? v : k, *other = !output || half % 2 ? k + hop : v;
-    herald_asking asking = {.at = now + within, .end = now + half_bytes, .now = now, .other = other,
-                            .half_bytes = half_bytes, .hop = output ? hop : 2 * hop, .left = lines};
-    return asking;
-}
-
-INLINE void herald_ask(herald_asking *ahead, int64_t lines) {
-    while (lines > 0 && ahead->left > 0) {
-        int64_t some = (ahead->end - ahead->at) / 64;
-        if (some > ahead->left) some = ahead->left;
-        if (some > lines) some = lines;
-        for (int64_t i = 0; i < some; i++) __builtin_prefetch(ahead->at + i * 64, 0, 2);
-        ahead->at += some * 64;
-        ahead->left -= some;
-        lines -= some;
-        if (ahead->at < ahead->end) continue;
-        const char *next = ahead->other;
-        ahead->other = ahead->now + ahead->hop;
-        ahead->now = ahead->at = next;
-        ahead->end = next + ahead->half_bytes;
-    }
-}
-
-/* Single rows of K or V that a scan asks for on its way, spread over its tiles. */
-typedef struct {
-    herald_stream stream;
-    int of_k; /* rows of K, else of V */
-    const int32_t *positions;
-    int64_t count, row_bytes;
-} herald_rows;
 
 /* Attention of `rows` query rows over one chunk. p and p_max keep what importance needs (layout private to the kind);
  * m, l: [rows]; o: [rows][head_dim], not yet divided by l. */
@@ -119,12 +75,6 @@ typedef struct {
     int raw;           /* keep scores, not p: the paper's second exponential, for the benchmark */
     int pv;            /* HERALD_PV_..: whether P may be rounded to bf16 */
     herald_tuning tuning;
-    /* Lines of what is read: how far in front of the chunk's first those are that were asked for before, and how many
-     * to ask for a tile, fewer than a tile has. 0: all, at the tuning's distance. */
-    int64_t lead, lines_per_tile;
-    const herald_rows *also;
-    herald_asking *idle; /* importance: what to ask for meanwhile, or NULL */
-    int64_t idle_lines;  /* a tile */
     const float *q;    /* [rows][head_dim], scaled */
     char *p;
     float *p_max;
@@ -147,15 +97,13 @@ typedef struct herald_tier {
     size_t (*scratch_bytes)(int rows, int head_dim);
     /* The same scan of 8-bit keys (no output). */
     void (*scan_int8)(const herald_attend *);
-    /* Single rows at ascending positions; `more` positions follow the `count`, which are asked for in time.
+    /* Single rows at ascending positions, `rows_ahead` asked for ahead of use.
      * score: weight[row * stride + i] = 2^(score - m[row]) from K; accumulate: args->o[row] += weight[row][i] * v[i]. */
-    void (*score)(const herald_attend *, const int32_t *positions, int64_t count, int64_t more, const float *m,
-                  float *weight, int64_t stride);
-    void (*accumulate)(const herald_attend *, const int32_t *positions, int64_t count, int64_t more,
-                       const float *weight, int64_t stride);
-    /* Positions in [start, stop) with key >= threshold, ascending; returns how many. Room for 16 more in both outputs. */
-    int64_t (*collect)(const float *values, int64_t start, int64_t stop, uint32_t threshold, uint32_t *keys,
-                       int32_t *positions);
+    void (*score)(const herald_attend *, const int32_t *positions, int64_t count, const float *m, float *weight,
+                  int64_t stride);
+    void (*accumulate)(const herald_attend *, const int32_t *positions, int64_t count, const float *weight, int64_t stride);
+    /* Positions with key >= threshold, ascending; returns how many. Room for `length` + 16 in both outputs. */
+    int64_t (*collect)(const float *values, int64_t length, uint32_t threshold, uint32_t *keys, int32_t *positions);
     void (*widen)(const char *row, int dtype, int head_dim, float *to); /* one row; `to` holds 256 */
     void (*copy_row)(char *to, const char *from, int64_t bytes, int streaming);
     void (*fence)(void);
@@ -180,26 +128,19 @@ static inline uint32_t herald_key(uint32_t bits) {
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 size_t herald_topk_scratch_bytes(int64_t length);
-/* `idle`: what to ask memory for meanwhile, or NULL. */
-int64_t herald_topk(const herald_tier *tier, const float *values, int64_t length, int64_t k, char *scratch,
-                    herald_asking *idle, int32_t *out);
+int64_t herald_topk(const herald_tier *tier, const float *values, int64_t length, int64_t k, char *scratch, int32_t *out);
 /* Of the `wanted` largest: positions beyond the `heavy` largest and within the `sure` largest (heavy <= sure <= wanted), and
  * all others, both ascending. One search for all three borders. Room for 16 more in both. */
 void herald_topk_parts(const herald_tier *tier, const float *values, int64_t length, int64_t heavy, int64_t sure,
-                       int64_t wanted, char *scratch, herald_asking *idle, int32_t *middle, int64_t *num_middle,
-                       int32_t *others, int64_t *num_others);
+                       int64_t wanted, char *scratch, int32_t *middle, int64_t *num_middle, int32_t *others,
+                       int64_t *num_others);
 int64_t herald_topk_heap(const float *values, int64_t length, int64_t k, char *scratch, int32_t *out);
 
 /* workers.c: a job is `tasks` calls of run(context, task); the caller works too, so a job always ends. */
 typedef void (*herald_run)(void *context, int64_t task);
 int herald_default_threads(void);
-void herald_set_spin_us(int64_t microseconds); /* how long an idle worker looks for a job before it sleeps */
 void herald_parallel(herald_run run, void *context, int64_t tasks, int threads);
-/* The same; every thread that ran tasks calls `end` when it has run its last. */
-void herald_parallel_with_end(herald_run run, void (*end)(void *context), void *context, int64_t tasks, int threads);
-int64_t herald_claim_task(void); /* what this thread will run next, from now on its own; -1: there is none */
-enum { HERALD_FOR_TASK, HERALD_BETWEEN_TASKS, HERALD_ARENAS };
-char *herald_thread_scratch(int arena, size_t bytes); /* this thread's own, 64-byte aligned, kept; lost when it must grow */
+char *herald_thread_scratch(size_t bytes); /* this thread's own, 64-byte aligned, kept between tasks */
 void *herald_workspace_take(size_t bytes, size_t *got);
 void herald_workspace_give(void *memory, size_t got);
 void *herald_map(size_t bytes); /* 2 MiB aligned, huge pages advised, untouched; NULL when there is none */

@@ -44,13 +44,13 @@ static size_t lay_out(const job *job, const unit *unit, char *memory, unit_memor
 }
 
 /* Thread memory beside a unit's own: queries, tier scratch, a p tile for drafts, and what finishing needs. */
-static size_t task_bytes(const job *job, int64_t length) {
+static size_t task_bytes(const job *job, const unit *unit) {
     const herald_select_args *args = job->args;
     size_t rows = (size_t)job->rows, dim = (size_t)args->kv->head_dim;
-    size_t padded = (size_t)tiles_of(length) * HERALD_TILE;
+    size_t padded = (size_t)tiles_of(unit->length) * HERALD_TILE;
     return 2 * rows * dim * sizeof(float) + args->tier->scratch_bytes(job->rows, args->kv->head_dim) + job->p_tile +
-           2 * padded * sizeof(float) + herald_topk_scratch_bytes(length) + 4 * rows * (dim + 64) * sizeof(float) +
-           job->p_max_tile * sizeof(float) + 32 * 64;
+           2 * padded * sizeof(float) + herald_topk_scratch_bytes(unit->length) + 4 * rows * (dim + 64) * sizeof(float) +
+           job->p_max_tile * sizeof(float) + 32 * 64 + (from_single_rows(job) ? herald_single_rows_bytes(job, unit) : 0);
 }
 
 static void pack_queries(const job *job, const unit *unit, float *q) {
@@ -171,14 +171,14 @@ double herald_add_phase(job *job, int phase, double since) {
     return now;
 }
 
-void herald_write_count(const job *job, const unit *unit, int64_t count) {
+static void write_count(const job *job, const unit *unit, int64_t count) {
     const herald_select_args *args = job->args;
     int64_t at = place_of(job, unit);
     args->counts[at] = (int32_t)count;
     for (int64_t i = count; i < args->max_k; i++) args->indices[at * args->max_k + i] = -1;
 }
 
-void herald_write_output(const job *job, const unit *unit, const float *l, const float *o, int bad) {
+static void write_output(const job *job, const unit *unit, const float *l, const float *o, int bad) {
     const herald_select_args *args = job->args;
     int dim = args->kv->head_dim;
     for (int row = 0; row < job->rows; row++) {
@@ -203,118 +203,44 @@ static unit *unit_of(const job *job, int64_t task) { /* the unit whose tasks con
     return &job->units[low];
 }
 
-/* ---- memory between units ---- */
-
-/* What this thread has asked for of its next task. */
-static _Thread_local struct {
-    int64_t task, lines; /* -1: nothing */
-} ahead = {-1, 0};
-
-static void chunks_of(const unit *unit, int64_t task, int64_t *first, int64_t *stop) {
-    int64_t group = task - unit->first_task;
-    *first = unit->chunks * group / unit->groups;
-    *stop = unit->chunks * (group + 1) / unit->groups;
-}
-/* Bytes of a half page as a scan reads it (8-bit keys: a whole tile), and lines of a tile. */
-static int64_t half_bytes(const job *job) {
-    const herald_kv *kv = job->args->kv;
-    return job->args->keys8 ? job->args->keys8->tile_bytes
-                            : (int64_t)HERALD_TILE * kv->head_dim * herald_element_bytes(kv->dtype);
-}
-static int64_t lines_of_tile(const job *job) { return half_bytes(job) / 64 * (from_single_rows(job) ? 1 : 2); }
-
-/* Takes this thread's next task, and plans to ask for its first pages while importance and top-k of the present unit would
- * leave the memory idle. */
-static herald_asking plan_idle(const job *job) {
-    const herald_select_args *args = job->args;
-    herald_asking nothing = {.left = 0};
-    ahead.task = -1;
-    if (!args->tuning.idle || !args->tuning.distance || args->tuning.bulk || job->kind == HERALD_MANY) return nothing;
-    int64_t task = herald_claim_task(), first, stop;
-    if (task < 0) return nothing;
-    const unit *next = unit_of(job, task);
-    chunks_of(next, task, &first, &stop);
-    int64_t tiles = tiles_of(next->length < stop * job->chunk ? next->length : stop * job->chunk) - first * job->chunk / HERALD_TILE;
-    if (tiles <= 0) return nothing;
-    herald_stream stream = herald_stream_of(args->keys8 ? args->keys8 : args->kv, args->layer, args->slots[next->row], next->head);
-    stream.k += first * job->chunk / HERALD_TILE * stream.tile_bytes;
-    stream.v += first * job->chunk / HERALD_TILE * stream.tile_bytes;
-    ahead.task = task;
-    ahead.lines = tiles * args->tuning.idle / 100 * lines_of_tile(job);
-    return herald_ask_from(stream, half_bytes(job), !from_single_rows(job), 0, ahead.lines);
-}
-
-/* A scan whose first `lead` lines were asked for asks for fewer a tile, so that at its end it is as far ahead as others. */
-static void keep_lead(const job *job, herald_attend *attend, int64_t lead, int64_t tiles_before, int64_t tiles) {
-    int64_t lines = lines_of_tile(job), pages = (attend->tuning.distance + 1) / 2;
-    if (job->kind == HERALD_AMX && pages < 4) pages = 4; /* its least */
-    if (lead <= pages * lines || tiles <= 0) return;
-    attend->lines_per_tile = (lines * tiles - (lead - pages * lines)) / tiles / 2 * 2;
-    attend->lead = lead - tiles_before * (lines - attend->lines_per_tile);
-}
-
-#define IDLE_IMPORTANCE 0.7 /* of what is asked for between units; the rest during top-k */
-
-static void sum_importance(const job *job, const unit *unit, const unit_memory *memory, const float *m, const float *inverse,
-                           herald_asking *idle, float *importance) {
-    /* A line a row of queries keeps up with the work on p; no more than is needed, late, so that p does not push it out. */
-    int64_t tiles = tiles_of(unit->length), of_chunk = job->chunk / HERALD_TILE;
-    int64_t wanted = (int64_t)(IDLE_IMPORTANCE * (double)idle->left);
-    int64_t lines = tiles && wanted / tiles >= job->rows ? wanted / tiles + 1 : job->rows;
-    for (int64_t chunk = 0; chunk < unit->chunks; chunk++) {
-        herald_attend attend = herald_attend_of(job, unit, memory, chunk, NULL, NULL);
-        int64_t tiles_behind = tiles - (chunk + 1) * of_chunk;
-        if (idle->left && tiles_behind * lines < wanted) attend.idle = idle, attend.idle_lines = lines;
-        job->args->tier->importance[job->kind](&attend, m, inverse, importance + chunk * job->chunk);
-    }
-}
-
 static void finish(job *job, const unit *unit, const unit_memory *memory, const float *q, char *scratch) {
     const herald_select_args *args = job->args;
-    const herald_tier *tier = args->tier;
     size_t rows = (size_t)job->rows, dim = (size_t)args->kv->head_dim;
     size_t padded = (size_t)tiles_of(unit->length) * HERALD_TILE;
-    int single = from_single_rows(job);
-    remains *rest = single ? herald_remains_of(job, unit, q) : NULL;
-    if (single && !rest) {
-        job->failed = 1;
-        return;
-    }
-    float *m = single ? rest->m : (float *)carve(&scratch, sizeof(float) * rows);
-    float *l = single ? rest->l : (float *)carve(&scratch, sizeof(float) * rows);
-    float *o = single ? rest->o : (float *)carve(&scratch, sizeof(float) * rows * dim);
+    int single = from_single_rows(job), bad = 0;
+    int64_t at = place_of(job, unit), budget = args->budgets[unit->row];
+    ending end = {.job = job, .unit = unit, .memory = memory, .q = q, .indices = args->indices + at * args->max_k};
+    end.m = (float *)carve(&scratch, sizeof(float) * rows);
+    end.l = (float *)carve(&scratch, sizeof(float) * rows);
+    end.o = (float *)carve(&scratch, sizeof(float) * rows * dim);
     float *inverse = (float *)carve(&scratch, sizeof(float) * rows);
-    float *importance = (float *)carve(&scratch, sizeof(float) * padded), *ranked = importance;
+    float *importance = end.importance = (float *)carve(&scratch, sizeof(float) * padded);
     float *smoothed = (float *)carve(&scratch, sizeof(float) * padded);
-    char *topk = scratch;
+    end.topk = carve(&scratch, herald_topk_scratch_bytes(unit->length));
+    end.scratch = scratch;
     double start = herald_seconds();
-    merge(job, unit, memory, single ? unit->chunks : 0, m, l, o);
-    for (size_t row = 0; row < rows; row++) inverse[row] = 1.0f / l[row];
-    herald_asking idle = plan_idle(job);
-    sum_importance(job, unit, memory, m, inverse, &idle, importance);
-    if (args->smoothing > 1) smooth(importance, unit->length, args->smoothing, ranked = smoothed);
-    int64_t at = place_of(job, unit);
-    if (args->importance)
-        memcpy(args->importance + at * args->importance_stride, ranked, sizeof(float) * (size_t)unit->length);
-    start = herald_add_phase(job, HERALD_IMPORTANCE, start);
-    if (single) {
-        herald_search(rest, memory, ranked, idle.left ? &idle : NULL, &start);
-        if (!args->tuning.defer || job->kind != HERALD_FEW || args->gather) herald_finish_remaining();
-        return;
+    merge(job, unit, memory, single ? unit->chunks : 0, end.m, end.l, end.o);
+    for (size_t row = 0; row < rows; row++) inverse[row] = 1.0f / end.l[row];
+    for (int64_t chunk = 0; chunk < unit->chunks; chunk++) {
+        herald_attend attend = herald_attend_of(job, unit, memory, chunk, NULL, NULL);
+        args->tier->importance[job->kind](&attend, end.m, inverse, importance + chunk * job->chunk);
     }
-    int64_t budget = args->budgets[unit->row];
-    int32_t *indices = args->indices + at * args->max_k;
-    herald_write_count(job, unit, args->paper_like
-                                      ? herald_topk_heap(ranked, unit->length, budget, topk, indices)
-                                      : herald_topk(tier, ranked, unit->length, budget, topk, idle.left ? &idle : NULL, indices));
+    if (args->smoothing > 1) smooth(importance, unit->length, args->smoothing, end.importance = smoothed);
+    start = herald_add_phase(job, HERALD_IMPORTANCE, start);
+    int64_t count = single ? herald_select_with_weights(&end, &start)
+                    : args->paper_like ? herald_topk_heap(end.importance, unit->length, budget, end.topk, end.indices)
+                                       : herald_topk(args->tier, end.importance, unit->length, budget, end.topk, end.indices);
+    write_count(job, unit, count);
+    if (args->importance)
+        memcpy(args->importance + at * args->importance_stride, end.importance, sizeof(float) * (size_t)unit->length);
     start = herald_add_phase(job, HERALD_TOPK, start);
     if (args->gather) { /* while this unit's rows may still be in a cache */
         herald_gather_unit(args->gather, at);
         start = herald_add_phase(job, HERALD_GATHER, start);
     }
-    int bad = 0;
-    for (size_t row = 0; row < rows; row++) bad |= unit->parts && !(isfinite(l[row]) && l[row] > 0.0f);
-    herald_write_output(job, unit, l, o, bad);
+    for (size_t row = 0; row < rows; row++) bad |= unit->parts && !(isfinite(end.l[row]) && end.l[row] > 0.0f);
+    if (single && unit->length) herald_sum_selected(&end, count);
+    write_output(job, unit, end.l, end.o, bad);
     herald_add_phase(job, HERALD_OUTPUT, start);
 }
 
@@ -323,7 +249,7 @@ static void run_task(void *context, int64_t task) {
     const herald_select_args *args = job->args;
     unit *unit = unit_of(job, task);
     size_t own = unit->memory ? 0 : herald_round_up(unit->bytes, 64);
-    char *scratch = herald_thread_scratch(HERALD_FOR_TASK, own + task_bytes(job, unit->length));
+    char *scratch = herald_thread_scratch(own + task_bytes(job, unit));
     if (!scratch) {
         job->failed = 1;
         return;
@@ -337,33 +263,18 @@ static void run_task(void *context, int64_t task) {
     double start = herald_seconds();
     pack_queries(job, unit, q);
     if (args->keys8) pack_channels(job, unit, q, scan_q);
-    int64_t first, stop, lead = ahead.task == task ? ahead.lines : 0;
-    chunks_of(unit, task, &first, &stop);
-    int64_t tiles = tiles_of(unit->length < stop * job->chunk ? unit->length : stop * job->chunk) - first * job->chunk / HERALD_TILE;
-    for (int64_t chunk = first; chunk < stop; chunk++) {
+    int64_t group = task - unit->first_task, from = unit->chunks * group / unit->groups;
+    for (int64_t chunk = from; chunk < unit->chunks * (group + 1) / unit->groups; chunk++) {
         herald_attend attend = herald_attend_of(job, unit, &memory, chunk, scan_q, tier_scratch);
-        herald_rows also;
-        if (lead) keep_lead(job, &attend, lead, (chunk - first) * job->chunk / HERALD_TILE, tiles);
-        if (herald_remaining_rows(&also)) attend.also = &also;
         if (args->keys8) args->tier->scan_int8(&attend);
         else args->tier->attend[job->kind](&attend);
-        if (!attend.also) continue;
-        herald_add_phase(job, HERALD_SCAN, start);
-        herald_work_on_remaining();
-        start = herald_seconds();
     }
-    if (task == unit->first_task) {
+    if (group == 0) {
         attend_draft(job, unit, &memory, q, tier_scratch, draft_p);
         if (args->self_k) attend_self(job, unit, &memory, q);
     }
     herald_add_phase(job, HERALD_SCAN, start);
     if (atomic_fetch_sub(&unit->left, 1) == 1) finish(job, unit, &memory, q, tier_scratch);
-}
-
-static void end_tasks(void *context) { /* of one thread */
-    (void)context;
-    ahead.task = -1;
-    herald_finish_remaining();
 }
 
 static int longest_first(const void *a, const void *b) {
@@ -437,7 +348,7 @@ int herald_select(const herald_select_args *given) {
         atomic_init(&unit->left, unit->groups);
         if (shared) unit->memory = carve(&at, unit->bytes);
     }
-    herald_parallel_with_end(run_task, end_tasks, &job, job.num_tasks, args.threads);
+    herald_parallel(run_task, &job, job.num_tasks, args.threads);
     if (workspace) herald_workspace_give(workspace, got);
     free(job.units);
     for (int phase = 0; args.phase_seconds && phase < HERALD_PHASES; phase++)

@@ -1,4 +1,4 @@
-/* What select.c (units, scans, top-k) and single_rows.c (output from what was selected, now or later) share. */
+/* What select.c (units, scans, importance) and single_rows.c (weights and output of single rows) share. */
 #ifndef HERALD_SELECT_H
 #define HERALD_SELECT_H
 
@@ -41,43 +41,30 @@ static inline int64_t place_of(const job *job, const unit *unit) { /* in counts,
 /* Whether the output comes from single rows: those that were selected. */
 static inline int from_single_rows(const job *job) { return job->args->key_only || job->args->keys8; }
 
+/* A unit whose scan is done: what parts are merged into, and thread memory. */
+typedef struct {
+    job *job;
+    const unit *unit;
+    const unit_memory *memory;
+    const float *q;       /* [rows][head_dim], scaled */
+    float *m, *l, *o;     /* [rows], [rows], [rows][head_dim] */
+    float *importance;    /* as it is ranked */
+    int32_t *indices;     /* the caller's */
+    float *weights;       /* [rows][count] of what was selected, by herald_select_with_weights() */
+    char *topk, *scratch; /* of top-k; herald_single_rows_bytes() */
+} ending;
+
 herald_attend herald_attend_of(const job *job, const unit *unit, const unit_memory *memory, int64_t part, const float *q,
                                char *scratch);
 /* The time since `since` goes to a phase; returns now. */
 double herald_add_phase(job *job, int phase, double since);
-/* Count, and -1 behind the indices. */
-void herald_write_count(const job *job, const unit *unit, int64_t count);
-/* Output of a unit in the caller's order, and its status. */
-void herald_write_output(const job *job, const unit *unit, const float *l, const float *o, int bad);
 
-/* What is left of a unit after its search: rows of K to score again, rows of V to sum. It keeps all it needs, so that it
- * may be done during the scans of other units, at the end of a thread's work at the latest. */
-typedef struct {
-    job *job;
-    const unit *unit;
-    float *m, *l, *o;                /* [rows], [rows], [rows][head_dim] */
-    float *beside;                   /* [rows]: of l what a draft and the own key hold */
-    float *q;                        /* 8-bit keys: queries, to score with */
-    int64_t sure, border, scored;    /* 8-bit keys: selected by their scores; to be scored again; done so far */
-    int64_t count, summed;           /* selected; done so far */
-    int64_t each;                    /* rows during a chunk of a later scan */
-    float *known;                    /* [rows][count]: weights of what was selected */
-    int32_t *of_sure, *of_border, *places, *from; /* positions; top-k's places in the border; see merge_positions() */
-    float *weights, *again, *values; /* [rows][sure + border] of the scan; [rows][border] exact; [border] importance */
-    char *search, *scratch;          /* for top-k; a tier's own */
-    int bad;
-} remains;
-
-/* What remains of a unit on this thread, with room for a unit; what was left in it is done first. NULL: memory is short. */
-remains *herald_remains_of(job *job, const unit *unit, const float *q);
-/* After importance: the search, and the weights that the scan left in `memory`. */
-void herald_search(remains *rest, const unit_memory *memory, const float *importance, herald_asking *idle,
-                   double *start);
-/* What the next scan may ask for on its way; 0: nothing. */
-int herald_remaining_rows(herald_rows *rows);
-/* Work on what that scan has asked for. */
-void herald_work_on_remaining(void);
-/* All that is left of this thread's remains. */
-void herald_finish_remaining(void);
+/* single_rows.c. Thread memory that a unit needs for it. */
+size_t herald_single_rows_bytes(const job *job, const unit *unit);
+/* After importance: top-k with the weights of what is selected; with 8-bit keys after scoring again from K, which corrects
+ * l and importance. Returns how many; time goes to phases from `start` on. */
+int64_t herald_select_with_weights(ending *end, double *start);
+/* Output from the `count` selected: their V into o, and l the sum of their weights and of what stands beside the prefix. */
+void herald_sum_selected(const ending *end, int64_t count);
 
 #endif

@@ -276,27 +276,41 @@ INLINE void transpose(const __m512i *from, char *to) {
 
 /* ---- what is asked for ahead ----
  *
- * K and V a block or more ahead, in the order in which a page holds them: K's share between the products of scores, V's between
+ * K and V a block ahead, in the order in which a page holds them: K's share between the products of scores, V's between
  * interleaving and the products of outputs. Asking after all work in proportion to its cycles, exponentials included, was
  * measured and is no faster with 4, 8 or 32 queries (docs/kernels.md).
  */
 typedef struct {
-    herald_asking stream;
-    int64_t block;                    /* lines of a whole block */
-    int product, interleave, output;  /* lines after: a K tile's products, eight vectors of V, an output tile's products */
+    const char *at, *end, *now, *other; /* within a half page (K tile or V tile); where it and the next half page begin */
+    int64_t half_bytes, hop;            /* of a half page; from one to the next but one */
+    int64_t left, block;                /* lines that may still be asked for in this block; of a whole block */
+    int product, interleave, output;    /* lines after: a K tile's products, eight vectors of V, an output tile's products */
 } asking;
 
-INLINE void ask(asking *ahead, int64_t lines) { herald_ask(&ahead->stream, lines); }
+INLINE void ask(asking *ahead, int64_t lines) {
+    if (!ahead->left) return;
+    int64_t some = (ahead->end - ahead->at) / 64;
+    if (some > ahead->left) some = ahead->left;
+    if (some > lines) some = lines;
+    for (int64_t i = 0; i < some; i++) __builtin_prefetch(ahead->at + i * 64, 0, 2);
+    ahead->at += some * 64;
+    ahead->left -= some;
+    if (ahead->at < ahead->end) return;
+    const char *next = ahead->other;
+    ahead->other = ahead->now + ahead->hop;
+    ahead->now = ahead->at = next;
+    ahead->end = next + ahead->half_bytes;
+}
 
 static void FN(plan_asking)(const herald_attend *args, int groups, int blocks, asking *to) {
-    int64_t row_bytes = 64 * (int64_t)blocks, pages = BLOCK / HERALD_TILE, step_lines = STEP * row_bytes / 64;
-    int64_t of_tile = HERALD_TILE / STEP * step_lines * (args->output ? 2 : 1), each = args->lines_per_tile;
-    int pairs = (groups + 1) / 2, columns = args->output ? blocks : 0;
-    if (args->tuning.distance > 2 * pages) pages = (args->tuning.distance + 1) / 2;
-    int64_t lead = each ? args->lead : pages * of_tile;
-    *to = (asking){.stream = herald_ask_from(args->stream, HERALD_TILE * row_bytes, args->output, lead, 0)};
-    if (!args->tuning.distance || args->tuning.bulk) return;
-    to->block = BLOCK / HERALD_TILE * (each ? each : of_tile);
+    int64_t row_bytes = 64 * (int64_t)blocks, pages = BLOCK / HERALD_TILE;
+    int64_t hop = args->stream.tile_bytes, step_lines = STEP * row_bytes / 64;
+    int wanted = args->tuning.distance && !args->tuning.bulk, pairs = (groups + 1) / 2, columns = args->output ? blocks : 0;
+    const char *k = args->stream.k + pages * hop, *v = args->stream.v + pages * hop;
+    *to = (asking){.at = k, .end = k + HERALD_TILE * row_bytes, .now = k, .other = args->output ? v : k + hop,
+                   .half_bytes = HERALD_TILE * row_bytes, .hop = args->output ? hop : 2 * hop};
+    if (!wanted) return;
+    to->block = BLOCK / STEP * step_lines * (args->output ? 2 : 1);
     to->product = (int)((step_lines + pairs * blocks * 2 - 1) / (pairs * blocks * 2));
     to->interleave = 4;
     to->output = columns ? (int)((step_lines + 2 * pairs * columns - 1) / (2 * pairs * columns)) : 0;
@@ -565,7 +579,7 @@ static void FN(attend_amx)(const herald_attend *args) {
         int keys = (int)(args->num_keys - first < BLOCK ? args->num_keys - first : BLOCK);
         int64_t tile = first / HERALD_TILE;
         char *p = args->keep_p ? args->p + (size_t)tile * FN(p_tile_amx)(args->rows) : s.p_block;
-        ahead.stream.left = ahead.block;
+        ahead.left = ahead.block;
         for (int key = 0; args->tuning.bulk && key < keys; key += HERALD_TILE)
             read_in_bulk(FN(rows_at)(&s, args->stream.k, first + key),
                          (keys - key < HERALD_TILE ? keys - key : HERALD_TILE) * s.row_bytes);
@@ -578,7 +592,7 @@ static void FN(attend_amx)(const herald_attend *args) {
         for (int64_t each = tile; args->keep_p && each * HERALD_TILE < first + keys; each++)
             memcpy(args->p_max + (size_t)each * lanes, s.reference, lanes * 4);
         if (args->output) FN(output_of_block)(&s, first, keys, p);
-        ask(&ahead, ahead.stream.left); /* what rounding left out */
+        while (ahead.left) ask(&ahead, ahead.left); /* what rounding left out */
     }
     _tile_release();
     for (int row = 0; row < args->rows; row++) {
@@ -595,7 +609,6 @@ static void FN(attend_amx)(const herald_attend *args) {
 static void FN(importance_amx)(const herald_attend *args, const float *m, const float *inv_l, float *out) {
     int lanes = (int)FN(p_max_amx)(args->rows);
     const __m512i odd = _mm512_set1_epi32((int)0xffff0000u);
-    int64_t idle = (args->idle_lines * 8 * STEP / HERALD_TILE + lanes - 1) / lanes;
     float weight[1024];
     for (int64_t key = 0; key < args->num_keys; key += STEP, out += STEP) {
         const char *p = args->p + key / STEP * lanes * 64;
@@ -619,7 +632,6 @@ static void FN(importance_amx)(const herald_attend *args, const float *m, const 
             }
         vf a = vf_set1(0.0f), b = a, c = a, d = a;
         for (int row = 0; row < lanes; row += 2, p += 128) {
-            if (args->idle && row % 8 == 0) herald_ask(args->idle, idle);
             __m512i x = _mm512_loadu_si512(p), y = _mm512_loadu_si512(p + 64);
             vf wx = vf_set1(weight[row]), wy = vf_set1(weight[row + 1]);
             a = vf_fma(_mm512_castsi512_ps(_mm512_slli_epi32(x, 16)), wx, a);

@@ -97,19 +97,11 @@ typedef struct {
     int64_t count;
 } survivors;
 
-#define COLLECT 512 /* values between two requests for memory */
-
-static survivors survivors_of(const herald_tier *tier, const float *values, int64_t length, int64_t k, char *scratch,
-                              herald_asking *idle) {
+static survivors survivors_of(const herald_tier *tier, const float *values, int64_t length, int64_t k, char *scratch) {
     uint32_t *histogram = (uint32_t *)scratch, *sample = histogram + 2048, *keys = sample + SAMPLES + 16;
     int32_t *positions = (int32_t *)(keys + length + 32);
     uint32_t threshold = length > SAMPLE_FROM ? sampled_threshold(values, length, k, sample, histogram) : 0;
-    int64_t lines = idle ? idle->left * COLLECT / length + 1 : 0, count = 0;
-    for (int64_t start = 0; threshold && start < length; start += COLLECT) {
-        int64_t stop = start + COLLECT < length ? start + COLLECT : length;
-        if (idle) herald_ask(idle, lines);
-        count += tier->collect(values, start, stop, threshold, keys + count, positions + count);
-    }
+    int64_t count = threshold ? tier->collect(values, length, threshold, keys, positions) : 0;
     /* the rest goes behind the survivors where there is room; where they are most of the row, all are taken again */
     if (threshold && count >= k && 2 * count + 16 <= length)
         return (survivors){keys, keys + count + 16, histogram, positions, count};
@@ -117,15 +109,14 @@ static survivors survivors_of(const herald_tier *tier, const float *values, int6
     return (survivors){keys, (uint32_t *)positions, histogram, NULL, length};
 }
 
-int64_t herald_topk(const herald_tier *tier, const float *values, int64_t length, int64_t k, char *scratch,
-                    herald_asking *idle, int32_t *out) {
+int64_t herald_topk(const herald_tier *tier, const float *values, int64_t length, int64_t k, char *scratch, int32_t *out) {
     if (k > length) k = length;
     if (k <= 0) return 0;
     if (k == length) {
         for (int64_t i = 0; i < length; i++) out[i] = (int32_t)i;
         return k;
     }
-    survivors some = survivors_of(tier, values, length, k, scratch, idle);
+    survivors some = survivors_of(tier, values, length, k, scratch);
     border limit = border_of(some.keys, some.count, k, some.rest, some.histogram);
     int64_t count = 0;
     for (int64_t i = 0; i < some.count && count < k; i++) {
@@ -136,12 +127,12 @@ int64_t herald_topk(const herald_tier *tier, const float *values, int64_t length
 }
 
 void herald_topk_parts(const herald_tier *tier, const float *values, int64_t length, int64_t heavy, int64_t sure,
-                       int64_t wanted, char *scratch, herald_asking *idle, int32_t *middle, int64_t *num_middle,
-                       int32_t *others, int64_t *num_others) {
+                       int64_t wanted, char *scratch, int32_t *middle, int64_t *num_middle, int32_t *others,
+                       int64_t *num_others) {
     *num_middle = *num_others = 0;
     if (wanted > length) wanted = length;
     if (wanted <= 0) return;
-    survivors some = survivors_of(tier, values, length, wanted, scratch, idle);
+    survivors some = survivors_of(tier, values, length, wanted, scratch);
     border all = border_of(some.keys, some.count, wanted, some.rest, some.histogram);
     border second = border_of(some.keys, some.count, sure, some.rest, some.histogram);
     border first = border_of(some.keys, some.count, heavy, some.rest, some.histogram);

@@ -15,10 +15,10 @@
 #include <unistd.h>
 
 #define MAX_WORKERS 512
+#define SPIN_S 50e-6 /* a layer's next call often comes sooner than a sleeping thread wakes */
 
 typedef struct job {
     herald_run run;
-    void (*end)(void *context);
     void *context;
     int64_t tasks;
     _Atomic int64_t next;
@@ -37,7 +37,6 @@ static pthread_cond_t wake = PTHREAD_COND_INITIALIZER, idle = PTHREAD_COND_INITI
 static job *jobs;
 static int num_workers;
 static _Atomic uint64_t posted; /* counts jobs: what spinning workers watch */
-static _Atomic int64_t spin_ns = 50000; /* before sleeping: a layer's next call often comes sooner than a thread wakes */
 static pthread_key_t scratch_key;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -46,8 +45,6 @@ double herald_seconds(void) {
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
-
-void herald_set_spin_us(int64_t microseconds) { atomic_store(&spin_ns, microseconds * 1000); }
 
 /* ---- memory ---- */
 
@@ -75,23 +72,22 @@ typedef struct {
     char *memory;
 } arena;
 
-static void free_arenas(void *value) {
+static void free_arena(void *value) {
     arena *own = value;
-    for (int i = 0; i < HERALD_ARENAS; i++) herald_unmap(own[i].memory, own[i].bytes);
+    herald_unmap(own->memory, own->bytes);
     free(own);
 }
 
 static void set_up(void);
 
-char *herald_thread_scratch(int which, size_t bytes) {
+char *herald_thread_scratch(size_t bytes) {
     pthread_once(&once, set_up);
     arena *own = pthread_getspecific(scratch_key);
     if (!own) {
-        own = calloc(HERALD_ARENAS, sizeof *own);
+        own = calloc(1, sizeof *own);
         if (!own) return NULL;
         pthread_setspecific(scratch_key, own);
     }
-    own += which;
     if (own->bytes < bytes) {
         herald_unmap(own->memory, own->bytes);
         own->bytes = bytes + bytes / 4;
@@ -201,38 +197,13 @@ static unsigned enter_flush(void) { return 0; }
 static void leave_flush(unsigned old) { (void)old; }
 #endif
 
-/* What this thread works on. */
-typedef struct {
-    job *job;
-    int64_t claimed; /* a task of it that this thread runs next; -1: none */
-    int helper;
-    uint64_t seen;   /* jobs posted when a helper joined */
-} working;
-static _Thread_local working now = {NULL, -1, 0, 0};
-
 /* A helper looks up when another job was posted, so that a long selection shares its workers with a gather. */
-static int wanted_elsewhere(void) {
-    return now.helper && atomic_load_explicit(&posted, memory_order_relaxed) != now.seen;
-}
-
-static int64_t take_task(void) { /* -1: none for this thread */
-    int64_t task = now.claimed;
-    now.claimed = -1;
-    if (task >= 0) return task;
-    if (wanted_elsewhere()) return -1;
-    task = atomic_fetch_add_explicit(&now.job->next, 1, memory_order_relaxed);
-    return task < now.job->tasks ? task : -1;
-}
-
-int64_t herald_claim_task(void) { return now.job ? now.claimed = take_task() : -1; }
-
 static void work(job *own, int helper, uint64_t seen) {
     unsigned old = enter_flush();
-    working before = now; /* a job may be started from a task */
-    now = (working){own, -1, helper, seen};
-    for (int64_t task; (task = take_task()) >= 0;) own->run(own->context, task);
-    if (own->end) own->end(own->context);
-    now = before;
+    int64_t task;
+    while (!(helper && atomic_load_explicit(&posted, memory_order_relaxed) != seen) &&
+           (task = atomic_fetch_add_explicit(&own->next, 1, memory_order_relaxed)) < own->tasks)
+        own->run(own->context, task);
     leave_flush(old);
 }
 
@@ -268,7 +239,7 @@ static void *worker(void *unused) {
         }
         uint64_t seen = atomic_load(&posted);
         pthread_mutex_unlock(&lock);
-        for (double until = herald_seconds() + (double)spin_ns * 1e-9; atomic_load(&posted) == seen; pause_a_little())
+        for (double until = herald_seconds() + SPIN_S; atomic_load(&posted) == seen; pause_a_little())
             if (herald_seconds() > until) break;
         pthread_mutex_lock(&lock);
         if (atomic_load(&posted) == seen) pthread_cond_wait(&wake, &lock);
@@ -304,20 +275,16 @@ static void after_fork(void) { /* the child has no workers: it starts its own wh
 static void before_fork(void) { pthread_mutex_lock(&lock); }
 static void after_fork_in_parent(void) { pthread_mutex_unlock(&lock); }
 static void set_up(void) {
-    pthread_key_create(&scratch_key, free_arenas);
+    pthread_key_create(&scratch_key, free_arena);
     pthread_atfork(before_fork, after_fork_in_parent, after_fork);
 }
 
 void herald_parallel(herald_run run, void *context, int64_t tasks, int threads) {
-    herald_parallel_with_end(run, NULL, context, tasks, threads);
-}
-
-void herald_parallel_with_end(herald_run run, void (*end)(void *context), void *context, int64_t tasks, int threads) {
     pthread_once(&once, set_up);
     if (tasks <= 0) return;
     if (threads <= 0) threads = herald_default_threads();
     if (threads > tasks) threads = (int)tasks;
-    job own = {.run = run, .end = end, .context = context, .tasks = tasks, .max_helpers = threads - 1};
+    job own = {.run = run, .context = context, .tasks = tasks, .max_helpers = threads - 1};
     atomic_init(&own.next, 0);
     if (threads > 1) {
         pthread_mutex_lock(&lock);
@@ -334,7 +301,7 @@ void herald_parallel_with_end(herald_run run, void (*end)(void *context), void *
     }
     work(&own, 0, 0);
     if (threads > 1) {
-        for (double until = herald_seconds() + (double)spin_ns * 1e-9; atomic_load(&own.helpers); pause_a_little())
+        for (double until = herald_seconds() + SPIN_S; atomic_load(&own.helpers); pause_a_little())
             if (herald_seconds() > until) break; /* the others are at their last tasks: most end sooner than a sleeper wakes */
         pthread_mutex_lock(&lock);
         for (job **at = &jobs; *at; at = &(*at)->link)
