@@ -214,8 +214,9 @@ PLANS: dict[str, tuple[str, ...]] = {
     # What a profile of every method is compared with: baselines first, then HERALD's ways, and what needs most memory.
     "methods": (
         "rates",
-        "run:step-fetch:32768:16:blocks=2:gather=gpu",
+        "run:step-fetch:32768:38:blocks=3:gather=gpu",
         "run:mage-cpu:32768:16:blocks=4",
+        "ceiling:cpu_32q_kernel:32768:16",
         "run:infinigen:32768:4:blocks=2",
         "run:dense:32768:38",
         "run:herald:32768:80",
@@ -223,15 +224,14 @@ PLANS: dict[str, tuple[str, ...]] = {
         "run:herald:32768:80:gather=gpu:exact=gpu:policy=two-batch-overlap:threads=16",
         "run:ideal:32768:80",
         "run:mage-cpu-representative:32768:80:blocks=4",
-        "run:step-fetch:32768:4:blocks=2:gather=gpu",
+        "run:step-fetch:32768:16:blocks=3:gather=gpu",
     ),
     # 8-bit keys, whose process ends before each ceiling's own begins.
     "int8-and-ceilings": (
         "run:herald:32768:38:keys=int8",
         "ceiling:gpu_full_kv_forward:32768:38",
         "ceiling:gpu_sparse_forward:32768:80",
-        "ceiling:sparse_fetch_per_step:32768:16",
-        "ceiling:cpu_32q_kernel:32768:16",
+        "ceiling:sparse_fetch_per_step:32768:38",
         "ceiling:cpu_1q_kernel:32768:16",
         "ceiling:full_kv_fetch_per_step:32768:2",
         "ceiling:sparse_fetch_per_block:32768:80",
