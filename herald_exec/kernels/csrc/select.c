@@ -15,12 +15,12 @@
 
 #define SPLIT_BELOW 4                     /* units per thread under which chunks are spread */
 #define SPLIT_TASKS 8                     /* tasks per thread then */
-#define SPLIT_BYTES ((size_t)2 << 30)     /* but not if their p would take more than this */
+#define SPLIT_BYTES ((size_t)2 << 30)     /* but not if p would take more than this at once */
 /* Whole units to the end leave every thread idle for half a unit: with 12 units a thread 4% of the time, more where virtual
  * CPUs differ by a factor of 2. Two units a thread, so that the slowest finds its last whole one done by then. */
 #define TAIL_UNITS 2                      /* per thread, taken in pieces */
 #define TAIL_PIECES 8                     /* of a unit; a piece has a chunk at least */
-#define TAIL_BYTES ((size_t)256 << 20)    /* of p: fewer units where that is not enough */
+#define TAIL_BYTES ((size_t)256 << 20)    /* of p at once: fewer units where that is not enough */
 
 static int64_t tiles_of(int64_t tokens) { return (tokens + HERALD_TILE - 1) / HERALD_TILE; }
 /* Many rows make a chunk's output large (rows x head_dim): longer chunks then, still a matter of the shape alone. */
@@ -244,18 +244,34 @@ static void finish(job *job, const unit *unit, const unit_memory *memory, const 
     herald_add_phase(job, HERALD_OUTPUT, start);
 }
 
+/* Memory of a shared unit, which is taken by whichever of its tasks comes first: the piece used last, so that p, which is large
+ * with many queries, comes to lie where a cache may still hold what was there. */
+static char *take_memory(job *job, unit *unit) {
+    pthread_mutex_lock(&job->lock);
+    if (!unit->memory) unit->memory = job->vacant[--job->num_vacant];
+    char *memory = unit->memory;
+    pthread_mutex_unlock(&job->lock);
+    return memory;
+}
+static void give_memory(job *job, const unit *unit) {
+    pthread_mutex_lock(&job->lock);
+    job->vacant[job->num_vacant++] = unit->memory;
+    pthread_mutex_unlock(&job->lock);
+}
+
 static void run_task(void *context, int64_t task) {
     job *job = context;
     const herald_select_args *args = job->args;
     unit *unit = unit_of(job, task);
-    size_t own = unit->memory ? 0 : herald_round_up(unit->bytes, 64);
+    if (job->failed) return;
+    size_t own = unit->shared ? 0 : herald_round_up(unit->bytes, 64);
     char *scratch = herald_thread_scratch(own + task_bytes(job, unit));
     if (!scratch) {
         job->failed = 1;
         return;
     }
     unit_memory memory;
-    lay_out(job, unit, unit->memory ? unit->memory : carve(&scratch, own), &memory);
+    lay_out(job, unit, unit->shared ? take_memory(job, unit) : carve(&scratch, own), &memory);
     float *q = (float *)carve(&scratch, sizeof(float) * (size_t)job->rows * (size_t)args->kv->head_dim);
     float *scan_q = args->keys8 ? (float *)carve(&scratch, sizeof(float) * (size_t)job->rows * (size_t)args->kv->head_dim) : q;
     char *tier_scratch = scratch;
@@ -274,7 +290,9 @@ static void run_task(void *context, int64_t task) {
         if (args->self_k) attend_self(job, unit, &memory, q);
     }
     herald_add_phase(job, HERALD_SCAN, start);
-    if (atomic_fetch_sub(&unit->left, 1) == 1) finish(job, unit, &memory, q, tier_scratch);
+    if (atomic_fetch_sub(&unit->left, 1) != 1) return;
+    finish(job, unit, &memory, q, tier_scratch);
+    if (unit->shared) give_memory(job, unit);
 }
 
 static int longest_first(const void *a, const void *b) {
@@ -301,22 +319,49 @@ static void describe_units(job *job) {
     qsort(job->units, (size_t)job->num_units, sizeof *job->units, longest_first);
 }
 
-/* How many units, from the first, stay whole; the others are cut into at most `pieces`. */
-static int64_t whole_units(const job *job, int threads, int64_t *pieces) {
-    int64_t first = job->num_units, most = (int64_t)TAIL_UNITS * threads;
-    size_t total = 0;
-    if (threads == 1) return first;
-    for (int64_t i = 0; i < job->num_units; i++) total += herald_round_up(job->units[i].bytes, 64);
-    if (job->num_units < (int64_t)SPLIT_BELOW * threads && total <= SPLIT_BYTES) {
-        *pieces = ((int64_t)SPLIT_TASKS * threads + job->num_units - 1) / job->num_units;
+/* Pieces of memory that shared units need at once: tasks are taken in order, so of all units that are begun and not done at
+ * most one has no task under way. */
+static int64_t num_pieces(int64_t units, int threads) { return units < threads + 1 ? units : threads + 1; }
+
+/* Bytes of a piece for the units from `first` on, and what they fill at once. */
+static size_t piece_bytes(const job *job, int64_t first, int threads, size_t *filled) {
+    size_t all = 0, most = 0;
+    for (int64_t i = first; i < job->num_units; i++) {
+        size_t bytes = herald_round_up(job->units[i].bytes, 64);
+        all += bytes;
+        if (bytes > most) most = bytes;
+    }
+    size_t pieces = most * (size_t)num_pieces(job->num_units - first, threads);
+    *filled = all < pieces ? all : pieces;
+    return most;
+}
+
+/* How many units, from the first, stay whole; the others are cut into at most `cuts`. */
+static int64_t whole_units(const job *job, int threads, int64_t *cuts) {
+    int64_t units = job->num_units, cut = units < TAIL_UNITS * (int64_t)threads ? units : TAIL_UNITS * (int64_t)threads;
+    size_t filled;
+    if (threads == 1) return units;
+    piece_bytes(job, 0, threads, &filled);
+    if (units < (int64_t)SPLIT_BELOW * threads && filled <= SPLIT_BYTES) {
+        *cuts = ((int64_t)SPLIT_TASKS * threads + units - 1) / units;
         return 0;
     }
-    *pieces = TAIL_PIECES;
-    for (total = 0; first > 0 && job->num_units - first < most; first--) {
-        total += herald_round_up(job->units[first - 1].bytes, 64);
-        if (total > TAIL_BYTES) break;
+    *cuts = TAIL_PIECES;
+    for (; cut > 0; cut--) {
+        piece_bytes(job, units - cut, threads, &filled);
+        if (filled <= TAIL_BYTES) break;
     }
-    return first;
+    return units - cut;
+}
+
+/* Memory for the units from `whole` on. NULL: there is none, or none is needed; then they stay whole as well. */
+static char *take_workspace(job *job, int64_t whole, int threads, size_t *got) {
+    size_t filled, each = piece_bytes(job, whole, threads, &filled);
+    int64_t pieces = num_pieces(job->num_units - whole, threads);
+    job->vacant = each ? malloc((size_t)pieces * sizeof *job->vacant) : NULL;
+    char *workspace = job->vacant ? herald_workspace_take((size_t)pieces * each, got) : NULL;
+    for (int64_t i = 0; workspace && i < pieces; i++) job->vacant[job->num_vacant++] = workspace + (size_t)i * each;
+    return workspace;
 }
 
 int herald_select(const herald_select_args *given) {
@@ -335,21 +380,22 @@ int herald_select(const herald_select_args *given) {
     job.units = calloc((size_t)job.num_units, sizeof *job.units);
     if (!job.units) return -1;
     describe_units(&job);
-    int64_t pieces = 1, whole = whole_units(&job, args.threads, &pieces);
-    size_t total = 0, got = 0;
-    for (int64_t i = whole; i < job.num_units; i++) total += herald_round_up(job.units[i].bytes, 64);
-    char *workspace = total ? herald_workspace_take(total, &got) : NULL, *at = workspace;
+    int64_t cuts = 1, whole = whole_units(&job, args.threads, &cuts);
+    size_t got = 0;
+    char *workspace = take_workspace(&job, whole, args.threads, &got);
     for (int64_t i = 0; i < job.num_units; i++) {
         unit *unit = &job.units[i];
-        int shared = workspace && i >= whole;
-        unit->groups = !shared || !unit->chunks ? 1 : pieces < unit->chunks ? pieces : unit->chunks;
+        unit->shared = workspace && i >= whole;
+        unit->groups = !unit->shared || !unit->chunks ? 1 : cuts < unit->chunks ? cuts : unit->chunks;
         unit->first_task = job.num_tasks;
         job.num_tasks += unit->groups;
         atomic_init(&unit->left, unit->groups);
-        if (shared) unit->memory = carve(&at, unit->bytes);
     }
+    pthread_mutex_init(&job.lock, NULL);
     herald_parallel(run_task, &job, job.num_tasks, args.threads);
+    pthread_mutex_destroy(&job.lock);
     if (workspace) herald_workspace_give(workspace, got);
+    free(job.vacant);
     free(job.units);
     for (int phase = 0; args.phase_seconds && phase < HERALD_PHASES; phase++)
         args.phase_seconds[phase] = 1e-9 * (double)job.phase_ns[phase];

@@ -3,13 +3,15 @@
 #define HERALD_SELECT_H
 
 #include "herald.h"
+#include <pthread.h>
 #include <stdatomic.h>
 
 typedef struct {
     int64_t row, head, length, chunks, draft_length, draft_chunks, parts;
     int64_t first_task, groups;
     size_t bytes;
-    char *memory; /* of a unit that several threads may work on; NULL: the thread's own */
+    int shared;   /* several threads may work on it */
+    char *memory; /* then: from its first task to its last */
     _Atomic int64_t left;
 } unit;
 
@@ -18,9 +20,13 @@ typedef struct job {
     unit *units;
     int64_t num_units;
     int64_t num_tasks;
-    int rows, group, kind, failed;
+    int rows, group, kind;
+    _Atomic int failed; /* no task is begun then: its unit's memory might not be given back */
     int64_t chunk; /* tokens */
     size_t p_tile, p_max_tile; /* bytes, floats */
+    pthread_mutex_t lock; /* of what follows, and of units' memory */
+    char **vacant;        /* pieces of the workspace, the one used last on top */
+    int64_t num_vacant;
     _Atomic int64_t phase_ns[HERALD_PHASES];
 } job;
 
