@@ -6,16 +6,15 @@ them the **bound**, work over the raw rate that the cell ``rates`` found: achiev
 two was measured wrongly, and is an error.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from calibration import conditions
-from calibration.cells import Ran, read_runs
+from calibration.cells import Ran, documents, failed, read_runs, unreadable
 from herald_pipeline import pipeline as pipelines
-from herald_pipeline.errors import ConfigError, ProfileError
+from herald_pipeline.errors import ConfigError, ProfileError, check_number, raise_problems
 from herald_pipeline.hardware import Profile, known
 from herald_pipeline.model import KVDtype, ModelShape
 from herald_pipeline.stages import Mode, RowGroup, launch_shape
@@ -37,6 +36,10 @@ HIT_BY: Mapping[str, str] = {
 """Ceiling -> the method whose own ceiling it is: end to end it should come near, and cannot pass."""
 
 
+_RATES = ("h2d_gb_s", "dram_read_gb_s", "hbm_copy_gb_s", "hbm_read_gb_s", "gemm_tflop_s")
+"""What the bounds are made of, in the cell ``rates``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Protocol:
     """A cell of a ceiling: its name, where it was taken, and seconds of a block by the protocol."""
@@ -49,8 +52,8 @@ class Protocol:
     options: Mapping[str, Any]
 
 
-def measured(folder: Path, say: Say) -> tuple[list[Protocol], Mapping[str, float]]:
-    """Ceilings of a folder of cells, and the raw rates measured beside them.
+def measured(folder: Path, model: str, say: Say) -> tuple[list[Protocol], Mapping[str, float]]:
+    """Ceilings of ``model`` in a folder of cells, and the raw rates measured beside them.
 
     Raises
     ------
@@ -58,27 +61,38 @@ def measured(folder: Path, say: Say) -> tuple[list[Protocol], Mapping[str, float
         There is no ceiling, or no cell of rates.
     """
     found, rates = [], {}
-    for path in sorted(folder.glob("*.json")):
-        document = json.loads(path.read_text(encoding="utf-8"))
+    for path, document in documents(folder):
         name = str(document.get("cell", ""))
-        if "error" in document:
-            say(f"{name}: left out, it failed: {document['error'][:120]}")
-        elif name == "rates":
-            rates = {key: float(value) for key, value in document["result"].items() if isinstance(value, int | float)}
-        elif name.startswith("ceiling:"):
-            result = document["result"]
-            at = (int(result["context"]), int(result["batch"]), int(result["steps"]))
-            options = dict(part.split("=") for part in name.split(":")[4:])
-            found.append(Protocol(name.split(":")[1], *at, float(result["block_s"]), options))
+        if not name.startswith(("rates", "ceiling:")) or failed(document, say):
+            continue
+        if name != "rates" and document.get("model", model) != model:
+            say(f"{name}: left out, it ran {document['model']}")
+            continue
+        try:
+            if name == "rates":
+                rates = {key: float(document["result"][key]) for key in _RATES}
+                raise_problems(check_number(value, f"{path}: {key}", above=0) for key, value in rates.items())
+            else:
+                found.append(_protocol(name, document["result"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as problem:
+            raise unreadable(path, problem) from None
     if not found or not rates:
-        what = "ceiling" if rates else "cell of rates"
-        raise ConfigError(f"{folder} holds no {what}; python -m benchmarks.gpu --plan ceilings --out {folder} makes it")
+        what = f"ceiling of {model}" if rates else "cell of rates"
+        how = f"python -m benchmarks.gpu --plan ceilings --model {model} --out {folder}"
+        raise ConfigError(f"{folder} holds no {what}; {how} makes it")
     return found, rates
+
+
+def _protocol(name: str, result: Mapping[str, Any]) -> Protocol:
+    ceiling, *options = name.split(":")[1:2] + name.split(":")[4:]
+    at = (int(result["context"]), int(result["batch"]), int(result["steps"]))
+    raise_problems([check_number(result["block_s"], f"{name}: block_s", above=0)])
+    return Protocol(ceiling, *at, float(result["block_s"]), dict(part.split("=") for part in options))
 
 
 def compare(folder: Path, profile: Profile | None, shape: ModelShape, say: Say) -> dict[str, Any]:
     """A row a ceiling and run of its method; ``errors`` names each achieved / bound above 1."""
-    protocols, rates = measured(folder, say)
+    protocols, rates = measured(folder, shape.name, say)
     runs = [run for run in read_runs(folder, say) if run.model == shape.name]
     rows = [row for protocol in protocols for row in _rows(protocol, rates, runs, profile, shape)]
     errors = [
@@ -120,6 +134,7 @@ def _rows(
             "achieved_batch": point.batch,
             "achieved_tok_s": achieved,
             "bound_tok_s": bound,
+            "achieved_over_protocol": achieved / base["protocol_tok_s"],
             "achieved_over_bound": achieved / bound,
         }
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from calibration.points import HELD_OUT, Point
 from calibration.runs import FIGURES, Sample
-from herald_pipeline.errors import ConfigError
+from herald_pipeline.errors import ConfigError, check_number, raise_problems
 
 Say = Callable[[str], None]
 POINT_KEYS = frozenset({"T", "blocks", "budget"})
@@ -37,7 +37,7 @@ def read_runs(folder: Path, say: Say) -> list[Ran]:
     ConfigError
         No file of the folder is a run that ended well, or one is no JSON object.
     """
-    found = [run for path in sorted(folder.glob("*.json")) for run in _read(path, say)]
+    found = [run for path, document in documents(folder) for run in _read(path, document, say)]
     if not found:
         raise ConfigError(
             f"{folder} holds no run that ended well; python -m benchmarks.gpu --plan table2 --out {folder} makes some"
@@ -58,21 +58,67 @@ def read_cells(folder: Path, model: str, say: Say) -> list[Sample]:
     return kept
 
 
-def _read(path: Path, say: Say) -> Iterator[Ran]:
+def documents(folder: Path, pattern: str = "*.json") -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Every file of a folder that holds a JSON object, with that object.
+
+    Raises
+    ------
+    ConfigError
+        There is no such folder, or a file of it is no JSON: cut off, or of something else.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder}; --measured takes what python -m benchmarks.gpu --out made")
+    for path in sorted(folder.glob(pattern)):
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as problem:
+            raise ConfigError(
+                f"{path} is no JSON ({problem}); take it away, and python -m benchmarks.gpu runs its cell again"
+            ) from None
+        if isinstance(document, dict):
+            yield path, document
+
+
+def unreadable(path: Path, problem: Exception) -> ConfigError:
+    """A cell's file that is JSON but not what ``python -m benchmarks.gpu`` writes."""
+    lacks = f"it lacks {problem}" if isinstance(problem, KeyError) else str(problem)
+    return ConfigError(
+        f"{path} is no result of python -m benchmarks.gpu: {lacks}; take it away, and that command runs its cell again"
+    )
+
+
+def failed(document: dict[str, Any], say: Say) -> bool:
+    """Whether a cell ended in an error, which is said."""
+    if "error" not in document:
+        return False
+    say(f"{document.get('cell')}: left out, it failed: {str(document['error'])[:120]}")
+    return True
+
+
+def _read(path: Path, document: dict[str, Any], say: Say) -> Iterator[Ran]:
+    if not str(document.get("cell", "")).startswith("run:") or failed(document, say):
+        return
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as problem:
-        raise ConfigError(f"{path} is no JSON: {problem}") from None
-    if not isinstance(document, dict) or not str(document.get("cell", "")).startswith("run:"):
-        return
-    if "error" in document:
-        say(f"{document['cell']}: left out, it failed: {document['error'][:120]}")
-        return
-    result = _configured(document)
-    if result is None:
-        say(f"{document['cell']}: left out, its configuration is neither in its result nor in its name")
-        return
-    yield Ran(str(document["cell"]), _sample(result), dict(result["options"]), str(result["model"]))
+        result = _configured(document)
+        if result is None:
+            say(f"{document['cell']}: left out, its configuration is neither in its result nor in its name")
+            return
+        raise_problems(
+            check_number(value, f"{path}: {name}", minimum=0)
+            for name, value in (*result.items(), *_stage_numbers(result))
+            if name in FIGURES or name.startswith("stages.")
+            if value is not None
+        )
+        ran = Ran(str(document["cell"]), _sample(result), dict(result["options"]), str(result["model"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        raise unreadable(path, problem) from None
+    yield ran
+
+
+def _stage_numbers(result: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for stage, sums in result.get("stages", {}).items():
+        for name in ("busy_s", "count"):
+            yield f"stages.{stage}.{name}", sums[name]
 
 
 _OLD_NAMES = {"exact_layers_on": "exact", "key_only": "keys"}

@@ -7,10 +7,11 @@ What the files are is found from their content. Both must be of one kind; a figu
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from calibration.points import Point, names
 from herald_pipeline import hardware_io, trace
 from herald_pipeline.errors import ConfigError
 from herald_pipeline.hardware import Curve, Number, Profile, Quantity
@@ -86,7 +87,7 @@ def diff(first: Path, second: Path) -> Comparison:
         notes = tuple(_provenance_changes(*profiles))
     elif kinds[0] == REPORT:
         contents = [_json(path) for path in (first, second)]
-        values = [report_figures(content) for content in contents]
+        values = report_figures(*contents)
         notes = (agreement(*contents),)
     else:
         values = [result_figures(_json(path)) for path in (first, second)]
@@ -163,19 +164,22 @@ def result_figures(content: Mapping[str, Any]) -> Figures:
     return figures
 
 
-def report_figures(content: Mapping[str, Any]) -> Figures:
-    """Measured and predicted throughput of every point, and the ratio of the two."""
-    figures: Figures = {}
-    for name, found in _throughputs(content).items():
-        figures[f"{name}: measured"] = (found["measured"], "tok/s")
-        figures[f"{name}: predicted"] = (found["predicted"], "tok/s")
-        figures[f"{name}: predicted / measured"] = (found["predicted"] / found["measured"], "")
-    return figures
+def report_figures(*contents: Mapping[str, Any]) -> list[Figures]:
+    """Measured and predicted throughput of every point of each report, and the ratio of the two."""
+    found = []
+    for throughputs in _throughputs(*contents):
+        figures: Figures = {}
+        for name, values in throughputs.items():
+            figures[f"{name}: measured"] = (values["measured"], "tok/s")
+            figures[f"{name}: predicted"] = (values["predicted"], "tok/s")
+            figures[f"{name}: predicted / measured"] = (values["predicted"] / values["measured"], "")
+        found.append(figures)
+    return found
 
 
 def agreement(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
     """Whether two runs of the whole procedure agree: on how many points their errors' intervals allow it."""
-    theirs, ours = _throughputs(second), _throughputs(first)
+    ours, theirs = _throughputs(first, second)
     judged = {
         name: (found, theirs[name])
         for name, found in ours.items()
@@ -195,13 +199,24 @@ def agreement(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
     )
 
 
-def _throughputs(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Comparison of throughput by point."""
-    return {
-        f"{point['method']} {point['context']} x {point['batch']}": point["figures"]["throughput_tok_s"]
-        for point in content["points"]
-        if "throughput_tok_s" in point["figures"]
-    }
+def _throughputs(*contents: Mapping[str, Any]) -> list[dict[str, dict[str, Any]]]:
+    """Comparison of throughput by point, of each report; a name means one configuration in all of them."""
+    points = [[_point(row) for row in content["points"]] for content in contents]
+    called = iter(names([point for own in points for point in own]))
+    found = []
+    for content in contents:
+        rates = {next(called): row["figures"].get("throughput_tok_s") for row in content["points"]}
+        found.append({name: rate for name, rate in rates.items() if rate is not None})
+    return found
+
+
+def _point(row: Mapping[str, Any]) -> Point:
+    """The point of a row of a report; what older reports leave open has its default."""
+    given = {field.name: row[field.name] for field in fields(Point) if field.name in row}
+    try:
+        return Point(**{**given, "conditions": tuple((name, value) for name, value in row.get("conditions", ()))})
+    except (TypeError, ValueError) as problem:
+        raise ConfigError(f"a report holds a point that is none ({problem}); reconcile --out writes reports") from None
 
 
 def _unit(name: str) -> str:

@@ -146,9 +146,14 @@ def compare(predictions: Path, measured: Path, say: Say) -> dict[str, Any]:
     """
     try:
         document = json.loads(predictions.read_text(encoding="utf-8"))
+        kept = {name: document[name] for name in ("written", "commit", "profile", "model")}
         changes = document["predictions"]
+        for change in changes:
+            for side in ("base", "changed"):
+                _match(_point(change[side]["point"]))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as problem:
-        raise ConfigError(f"{predictions} holds no predictions ({problem}); --hardware and --out write them") from None
+        why = f"it lacks {problem}" if isinstance(problem, KeyError) else problem
+        raise ConfigError(f"{predictions} holds no predictions ({why}); --hardware and --out write them") from None
     runs = {_match(sample.point): sample for sample in read_cells(measured, document["model"], say)}
     rows = [_row(change, runs) for change in changes]
     judged = [row for row in rows if "measured_delta" in row]
@@ -161,7 +166,6 @@ def compare(predictions: Path, measured: Path, say: Say) -> dict[str, Any]:
             "same_direction": sum(_same_direction(row) for row in judged),
             "binding_as_foretold": sum(row["as_foretold"] for row in judged),
         }
-    kept = {name: document[name] for name in ("written", "commit", "profile", "model")}
     return {**kept, "rows": rows, "summary": summary}
 
 

@@ -1,6 +1,6 @@
 """Points of comparison: a method at a context and a batch; which ones a fit may see, which ones judge it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +88,26 @@ class Point:
             steps=self.steps,
             policy=str(dict(self.conditions).get("policy", BatchPolicy.LOCKSTEP)),
         )
+
+
+_APART = {"steps": "T {}", "budget": "budget {}", "block_length": "block {}", "kv_dtype": "KV in {}"}
+
+
+def names(points: Sequence[Point]) -> list[str]:
+    """What a table of these points calls each: its name, and what tells it from others of that name."""
+    alike: dict[str, list[Point]] = {}
+    for point in points:
+        alike.setdefault(point.name, []).append(point)
+
+    called = []
+    for point in points:
+        told = [point.name]
+        for field, text in _APART.items():
+            if len({getattr(other, field) for other in alike[point.name]}) > 1:
+                value = getattr(point, field)
+                told.append(text.format("of the method" if value is None else value))
+        called.append(", ".join(told))
+    return called
 
 
 def default_points() -> tuple[Point, ...]:

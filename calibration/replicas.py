@@ -5,15 +5,15 @@ cores of its own. The prediction knows of them what the profile says: the DRAM's
 tables what a replica's threads reach.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from calibration import conditions, profile_file
+from calibration.cells import documents, failed, unreadable
 from calibration.points import Point
 from herald_pipeline import hardware_io
-from herald_pipeline.errors import ConfigError
+from herald_pipeline.errors import ConfigError, check_number, raise_problems
 from herald_pipeline.model import ModelShape
 from herald_sim.replicas import simulate_replicas
 
@@ -32,21 +32,28 @@ def compare(hardware: Path, measured: Path, shape: ModelShape, say: Say) -> dict
     """
     path = hardware_io.find(hardware)
     rows = []
-    for document in _cells(measured, shape.name, say):
-        result = document["result"]
-        foretold = predict(path, shape, result)
-        row: dict[str, Any] = {"cell": document["cell"], "replicas": result["replicas"], "cores": result["cores"]}
-        for name in FIGURES:
-            if result.get(name):
-                error = foretold[name] / result[name] - 1
-                row[name] = {"predicted": foretold[name], "measured": result[name], "error": error}
-        rows.append(row)
+    for file, document in _cells(measured, shape.name, say):
+        try:
+            rows.append(_row(path, shape, document))
+        except (KeyError, TypeError, ValueError, AttributeError) as problem:
+            raise unreadable(file, problem) from None
     if not rows:
         raise ConfigError(
             f"{measured} holds no replicas of {shape.name}; python -m benchmarks.gpu --plan replicas --model "
             f"{shape.name} --out {measured} runs them"
         )
     return {"hardware": hardware_io.resolve(path).name, "model": shape.name, "rows": rows}
+
+
+def _row(hardware: Path, shape: ModelShape, document: Mapping[str, Any]) -> dict[str, Any]:
+    result = document["result"]
+    measured = {name: result[name] for name in FIGURES if result.get(name)}
+    raise_problems(check_number(value, f"{document['cell']}: {name}", above=0) for name, value in measured.items())
+    foretold = predict(hardware, shape, result)
+    row: dict[str, Any] = {"cell": document["cell"], "replicas": result["replicas"], "cores": result["cores"]}
+    for name, value in measured.items():
+        row[name] = {"predicted": foretold[name], "measured": value, "error": foretold[name] / value - 1}
+    return row
 
 
 def predict(hardware: Path, shape: ModelShape, result: Mapping[str, Any]) -> dict[str, float]:
@@ -68,19 +75,15 @@ def predict(hardware: Path, shape: ModelShape, result: Mapping[str, Any]) -> dic
     }
 
 
-def _cells(folder: Path, model: str, say: Say) -> list[dict[str, Any]]:
+def _cells(folder: Path, model: str, say: Say) -> list[tuple[Path, dict[str, Any]]]:
     found = []
-    for path in sorted(folder.glob("replicas-*.json")):
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-        except (UnicodeDecodeError, json.JSONDecodeError) as problem:
-            raise ConfigError(f"{path} is no JSON: {problem}") from None
-        if "error" in document:
-            say(f"{document['cell']}: left out, it failed: {document['error'][:120]}")
-        elif document.get("model") != model:
-            say(f"{document['cell']}: left out, it ran {document.get('model')}")
+    for path, document in documents(folder, "replicas-*.json"):
+        if failed(document, say):
+            continue
+        if document.get("model") != model:
+            say(f"{document.get('cell')}: left out, it ran {document.get('model')}")
         else:
-            found.append(document)
+            found.append((path, document))
     return found
 
 

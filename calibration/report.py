@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from calibration.points import FIT, HELD_OUT, Point
+from calibration.points import FIT, HELD_OUT, Point, names
 from calibration.stage_causes import Evidence, cause
 from calibration.variation import pooled
 
@@ -69,13 +69,19 @@ class Report:
     notes: tuple[str, ...] = ()
     summary: dict[str, Any] = field(default_factory=dict)
 
+    def names(self) -> list[str]:
+        """What a table calls each point; no two alike."""
+        return names([report.point for report in self.points])
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; what could not be derived is absent."""
         return {
             "hardware": self.hardware,
             "model": self.model,
             "fitted": list(self.fitted),
-            "points": [_point_dict(report) for report in self.points],
+            "points": [
+                {"name": name, **_point_dict(report)} for name, report in zip(self.names(), self.points, strict=True)
+            ],
             "summary": self.summary,
             "notes": list(self.notes),
         }

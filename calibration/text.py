@@ -8,6 +8,9 @@ from calibration.fit import Fit
 from calibration.points import HELD_OUT
 from calibration.report import MAX_DRIFT, STAGE_BAR, THROUGHPUT_BAR, PointReport, Report, judged
 
+_NAMED_NOTES = 3
+"""A note of more points than these is printed once, with their number."""
+
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Columns as wide as their widest cell, the first one left-aligned."""
@@ -39,7 +42,7 @@ def report_text(report: Report) -> str:
         "",
         table(
             ("point", "set", "measured tok/s", "spread", "predicted", "error", "", "drift", "unscaled", "runs"),
-            (_throughput_row(point) for point in report.points),
+            (_throughput_row(name, point) for name, point in zip(report.names(), report.points, strict=True)),
         ),
         "",
     ]
@@ -61,19 +64,34 @@ def report_text(report: Report) -> str:
         names = ", ".join(path.rpartition(".")[2] for path in report.fitted)
         lines.append(f"fitted: {names}; every other number stands as the profile states it")
     lines += [f"note: {note}" for note in report.notes]
-    for point in report.points:
-        lines += [f"note: {point.point.name}: {note}" for note in (*point.notes, point.refused) if note]
+    lines += _point_notes(report)
     lines += _verdicts(report)
     return "\n".join(lines)
 
 
-def _throughput_row(point: PointReport) -> Sequence[str]:
+def _point_notes(report: Report) -> list[str]:
+    """Notes of points; what many of them share stands once."""
+    shared: dict[str, list[str]] = {}
+    for name, point in zip(report.names(), report.points, strict=True):
+        for note in (*point.notes, point.refused):
+            if note:
+                shared.setdefault(note, []).append(name)
+    lines = []
+    for note, names in shared.items():
+        if len(names) > _NAMED_NOTES:
+            lines.append(f"note: {len(names)} of {len(report.points)} points: {note}")
+        else:
+            lines += [f"note: {name}: {note}" for name in names]
+    return lines
+
+
+def _throughput_row(name: str, point: PointReport) -> Sequence[str]:
     found = point.throughput
     drift = "-" if point.drift is None else f"{point.drift:.2f}"
     if found is None:
-        return (point.point.name, point.point.set, "-", "-", "-", "-", "", drift, "-", "0")
+        return (name, point.point.set, "-", "-", "-", "-", "", drift, "-", "0")
     return (
-        point.point.name,
+        name,
         "refused" if point.refused else point.point.set,
         f"{found.measured:.1f}",
         _plain_percent(found.spread),
@@ -239,9 +257,12 @@ def ceilings_text(found: Mapping[str, Any]) -> str:
             plain(row, "bound_tok_s"),
             f"{row['method']} x {row['achieved_batch']}" if "method" in row else "not run",
             plain(row, "achieved_tok_s"),
+            f"{row['achieved_over_protocol']:.2f}" if "achieved_over_protocol" in row else "-",
             f"{row['achieved_over_bound']:.2f}" if "achieved_over_bound" in row else "-",
         )
         for row in found["rows"]
     ]
-    header = ("ceiling", "at", "foretold", "by protocol", "error", "bound", "method", "achieved", "of bound")
+    header = (
+        "ceiling", "at", "foretold", "by protocol", "error", "bound", "method", "achieved", "of protocol", "of bound",
+    )  # fmt: skip
     return "\n".join([table(header, lines), *(f"ERROR {text}" for text in found["errors"])])

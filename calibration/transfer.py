@@ -60,7 +60,7 @@ def transfer(hardware: Path, target: str, out: Path, command: str) -> Path:
     """
     if out.exists():
         raise ConfigError(f"{out} is there already; a blind prediction is made once: name another file")
-    source = profile_file.read(hardware)
+    source = profile_file.read(hardware_io.find(hardware))
     name = str(source.get("name", hardware.stem))
     sheets = Sheets(datasheet(name), datasheet(target))
     machine = _machine(source["machine"], sheets, name)

@@ -98,9 +98,11 @@ def ceilings(
     )
     block = model.block_length if block_length is None else block_length
     raise_problems([check_number(steps, "steps", maximum=block)])
-    sparse = pipelines.build(model, "mage-cpu-representative", block_length=block, budget=budget)
+    # Everything else being free, forward follows forward: the device has no rest, as under ``ideal`` itself.
+    sparse = pipelines.build(model, "ideal", block_length=block, budget=budget)
+    selecting = pipelines.build(model, "mage-cpu-representative", block_length=block, budget=budget)
     dense = pipelines.build(model, "dense", block_length=block)
-    profile.check_complete(needs(sparse) | needs(dense))
+    profile.check_complete(needs(sparse) | needs(selecting) | needs(dense))
     point = _Point(model, profile, context, steps, sparse, dense)
     found = {ceiling.name: ceiling for ceiling in _all(point, batch)}
     rows = []

@@ -28,6 +28,11 @@ def read_reconcile(folder: Path) -> dict[str, Any]:
     return read_object(path, how, ("hardware", "model", "points", "summary"))
 
 
+def _name(point: dict[str, Any]) -> str:
+    """What reconcile's own table calls a point; reports of before it said so have no two of one name."""
+    return str(point.get("name", f"{point['method']} {point['context']} x {point['batch']}"))
+
+
 def throughputs(document: dict[str, Any]) -> pd.DataFrame:
     """One row a point: measured and predicted throughput, both errors, spread, drift."""
     rows = []
@@ -37,7 +42,7 @@ def throughputs(document: dict[str, Any]) -> pd.DataFrame:
             continue
         rows.append(
             {
-                "point": f"{point['method']} {point['context']} x {point['batch']}",
+                "point": _name(point),
                 "method": point["method"],
                 "set": "not judged" if point.get("refused") else point["set"],
                 "context": point["context"],
@@ -60,7 +65,7 @@ def stage_errors(document: dict[str, Any]) -> pd.DataFrame:
     rows = [
         {
             "stage": stage,
-            "point": f"{point['method']} {point['context']} x {point['batch']}",
+            "point": _name(point),
             "method": point["method"],
             "measured_ms": figure["measured"] * 1e3,
             "predicted_ms": figure["predicted"] * 1e3,

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from calibration.ceilings import Protocol, bound_block_s, check, compare, measured
+from calibration.ceilings import Protocol, bound_block_s, check, compare, foretold_block_s, measured
 from herald_pipeline import catalogue, hardware_io
 from herald_pipeline.errors import ConfigError, ProfileError
+from herald_sim.ceilings import ceilings
 
 MINI = catalogue.resolve("llada2-mini")
 RATES = {
@@ -71,4 +72,33 @@ def test_what_passes_its_bound_is_an_error(cells):
 def test_a_folder_without_ceilings_is_refused(tmp_path):
     write(tmp_path, "rates", RATES)
     with pytest.raises(ConfigError, match="holds no ceiling"):
-        measured(tmp_path, lambda _: None)
+        measured(tmp_path, "llada2-mini", lambda _: None)
+
+
+def test_what_a_method_reached_is_also_stated_over_the_protocol(cells):
+    run(cells, 4.0)
+    (row,) = compare(cells, None, MINI, lambda _: None)["rows"]
+    assert row["achieved_over_protocol"] == pytest.approx(4.0 / row["protocol_tok_s"])
+
+
+def test_the_sparse_forward_is_foretold_as_the_simulators_own_ceiling():
+    profile = hardware_io.resolve("h200-141g_emr-16vcpu-3")
+    at = Protocol("gpu_sparse_forward", 32768, 80, 20, 0.0, {})
+    values = {row["name"]: row["value_tok_s"] for row in ceilings(MINI, profile, 32768, batch=80)}
+    assert 80 * 32 / foretold_block_s(at, profile, MINI) == pytest.approx(values["gpu_sparse_forward"])
+
+
+@pytest.mark.parametrize("text", ["{", '{"cell": "rates", "result": {"h2d_gb_s": 55.0}}', '{"cell": "rates"}'])
+def test_rates_that_are_cut_off_or_lack_one_are_refused(cells, text):
+    (cells / "rates.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"rates\.json is no .*take it away"):
+        compare(cells, None, MINI, lambda _: None)
+
+
+def test_a_ceiling_of_another_model_is_left_out(cells):
+    (path,) = cells.glob("ceiling*.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model": "sdar-8b"}))
+    said = []
+    with pytest.raises(ConfigError, match="holds no ceiling of llada2-mini"):
+        compare(cells, None, MINI, said.append)
+    assert said == ["ceiling:full_kv_fetch_per_step:16384:4: left out, it ran sdar-8b"]

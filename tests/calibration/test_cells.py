@@ -1,6 +1,7 @@
 """Runs of the GPU benchmark as samples: what is kept, what is left to others, what is refused."""
 
 import json
+import re
 
 import pytest
 
@@ -59,3 +60,46 @@ def test_a_failed_cell_is_named_with_its_error_and_a_folder_without_runs_is_refu
     with pytest.raises(ConfigError, match="holds no run that ended well"):
         read_cells(tmp_path, "tiny", said.append)
     assert said == ["run:dense:1:1: left out, it failed: out of memory"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"throughput_tok_s": float("nan")}, "throughput_tok_s must be finite"),
+        ({"block_time_s": -1.0}, "block_time_s must be >= 0"),
+        ({"stages": {"select": {"count": -4, "busy_s": 2.0}}}, "stages.select.count must be >= 0"),
+        ({"stages": {"select": {"count": 4}}}, "no result of python -m benchmarks.gpu: it lacks 'busy_s'"),
+        ({"context": "far"}, "no result of python -m benchmarks.gpu: invalid literal"),
+        ({"options": ["link"]}, "no result of python -m benchmarks.gpu"),
+        ({"batch": 0}, "batch must be >= 1"),
+    ],
+)
+def test_a_run_with_a_figure_that_cannot_be_is_refused(tmp_path, changes, said):
+    cell(tmp_path, "run:herald:64:2", **changes)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        read_cells(tmp_path, "tiny", lambda _: None)
+
+
+@pytest.mark.parametrize("lost", ["method", "model"])
+def test_a_run_without_its_method_or_model_is_refused_with_its_file(tmp_path, lost):
+    cell(tmp_path, "run:herald:64:2")
+    (path,) = tmp_path.glob("*.json")
+    document = json.loads(path.read_text(encoding="utf-8"))
+    del document["result"][lost]
+    path.write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"{path.name} is no result .*: it lacks '{lost}'"):
+        read_cells(tmp_path, "tiny", lambda _: None)
+
+
+def test_a_file_cut_in_half_is_named_with_what_to_do(tmp_path):
+    cell(tmp_path, "run:herald:64:2")
+    (path,) = tmp_path.glob("*.json")
+    path.write_text(path.read_text(encoding="utf-8")[:100], encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"{path.name} is no JSON .*take it away"):
+        read_cells(tmp_path, "tiny", lambda _: None)
+
+
+def test_a_failed_cell_without_a_message_is_left_out(tmp_path):
+    cell(tmp_path, "run:herald:64:2")
+    (tmp_path / "x.json").write_text(json.dumps({"cell": "run:dense:1:1", "error": None}), encoding="utf-8")
+    assert len(read_cells(tmp_path, "tiny", lambda _: None)) == 1

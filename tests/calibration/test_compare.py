@@ -128,3 +128,19 @@ def test_a_file_of_no_known_kind_is_refused(tmp_path):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"there is no file .*nowhere\.json"):
         diff(tmp_path / "nowhere.json", tmp_path / "nowhere.json")
+
+
+def test_points_that_differ_in_their_steps_alone_are_compared_each(tmp_path):
+    paths = []
+    for name, rates in (("a.json", (100.0, 50.0)), ("b.json", (110.0, 45.0))):
+        points = [
+            {"method": "dense", "context": 64, "batch": 1, "steps": steps, "conditions": [["threads", 4]],
+             "figures": {"throughput_tok_s": {"measured": rate, "predicted": 98.0}}}
+            for steps, rate in zip((8, 20), rates, strict=True)
+        ]  # fmt: skip
+        path = tmp_path / name
+        path.write_text(json.dumps({"points": points, "summary": {}}), encoding="utf-8")
+        paths.append(path)
+    found = diff(*paths)
+    assert value(found, "dense 64 x 1, threads 4, T 8: measured").relative == pytest.approx(0.10)
+    assert value(found, "dense 64 x 1, threads 4, T 20: measured").relative == pytest.approx(-0.10)

@@ -94,3 +94,19 @@ def test_a_profile_that_ships_is_found_by_its_name_with_its_raw_tables(tmp_path)
     document = json.loads(written.read_text(encoding="utf-8"))
     assert document["predictions"][0]["delta"] < 0
     assert len(document["profile_sha256"]) == 64
+
+
+def test_a_file_that_is_no_prediction_is_refused(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps({"model": "tiny", "predictions": []}), encoding="utf-8")
+    with pytest.raises(ConfigError, match="holds no predictions .it lacks 'written'"):
+        compare(path, tmp_path, print)
+
+
+def test_a_change_without_its_base_is_refused(foretold, tmp_path):
+    document = json.loads(foretold.read_text(encoding="utf-8"))
+    del document["predictions"][0]["base"]
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(ConfigError, match="it lacks 'base'"):
+        compare(path, tmp_path, print)

@@ -1,6 +1,6 @@
 import pytest
 
-from calibration.points import FIT, HELD_OUT, Point, check_held_out, default_points, from_row
+from calibration.points import FIT, HELD_OUT, Point, check_held_out, default_points, from_row, names
 from herald_pipeline.errors import ConfigError
 
 
@@ -53,3 +53,13 @@ def test_a_point_that_cannot_be_is_refused(change, problem):
 def test_a_method_with_all_queries_takes_them_from_the_block_length(shape):
     pipeline = Point("mage-cpu", 256, 1, block_length=16).pipeline(shape)
     assert pipeline.settings.queries == 16
+
+
+def test_points_of_one_name_are_told_apart_by_what_differs_and_others_keep_theirs():
+    named = names([Point("dense", 64, 2, steps=8), Point("dense", 64, 2, steps=20), Point("herald", 64, 2, steps=20)])
+    assert named == ["dense 64 x 2, T 8", "dense 64 x 2, T 20", "herald 64 x 2"]
+
+
+def test_the_methods_own_budget_is_told_apart_from_a_given_one():
+    named = names([Point("herald", 64, 2), Point("herald", 64, 2, budget=0.1)])
+    assert named == ["herald 64 x 2, budget of the method", "herald 64 x 2, budget 0.1"]

@@ -176,3 +176,10 @@ def test_a_traced_prediction_has_the_median_of_its_launches(profile, shape):
     made = point("herald", 4096, 2)
     mean, median = (predictor(profile, shape, traced=traced)(made).stages["denoise"] for traced in (False, True))
     assert 0 < median < mean
+
+
+def test_a_note_that_many_points_share_is_printed_once(profile, shape):
+    runs = [sample(100.0, context=context) for context in (64, 128, 256, 512)]
+    text = report_text(reconcile(runs, profile, shape, None, predicting(100.0)))
+    assert text.count("a single run") == 1
+    assert "note: 4 of 4 points: a single run: no spread can be given" in text

@@ -57,3 +57,9 @@ def test_the_profile_may_be_named(tmp_path):
     write(tmp_path)
     named = compare(Path("h200-141g_emr-16vcpu"), tmp_path, SHAPE, print)
     assert named == compare(HARDWARE, tmp_path, SHAPE, print)
+
+
+def test_a_cell_without_what_ran_alone_is_refused_with_its_file(tmp_path):
+    write(tmp_path, result={"replicas": 2, "cores": [], "throughput_tok_s": 1.0})
+    with pytest.raises(ConfigError, match=r"replicas-herald-32768-8\.json is no result .*: it lacks 'alone'"):
+        compare(HARDWARE, tmp_path, SHAPE, print)
