@@ -34,9 +34,10 @@ from pathlib import Path
 from typing import Any
 
 from herald_pipeline.errors import CapacityError, ConfigError, HeraldError, did_you_mean
+from herald_sim.held_points import PATHS, POINTS, basis, read_points
 from herald_sim.options import Options
 
-POINTS, SUMMARY = "points.jsonl", "summary.json"
+SUMMARY = "summary.json"
 _RESULT_KEYS = (
     "throughput_tok_s",
     "block_time_s",
@@ -52,7 +53,6 @@ _RESULT_KEYS = (
     "mode",
     "contention_error",
 )
-_PATHS = frozenset({"steps_file", "commits", "requests"})
 _IN_FLIGHT_PER_WORKER = 2
 
 Point = dict[str, Any]
@@ -151,7 +151,7 @@ def options_of(point: Mapping[str, Any]) -> Options:
     """The options that a point stands for; dotted parameters become ``--set`` texts."""
     sets = tuple(f"{name}={value}" for name, value in point.items() if "." in name)
     plain: dict[str, Any] = {
-        name: Path(value) if name in _PATHS else value for name, value in point.items() if "." not in name
+        name: Path(value) if name in PATHS else value for name, value in point.items() if "." not in name
     }
     if "steps" in plain:
         plain["steps"] = str(plain["steps"])
@@ -179,7 +179,8 @@ def run_point(point: Mapping[str, Any], fast: bool) -> dict[str, Any]:
 def sweep(points: Iterable[Point], out: Path, executor: "Workers", *, fast: bool = False) -> dict[str, Any]:
     """Run the points that ``out`` does not hold yet; returns the summary that it writes there.
 
-    A point that is given again runs once; ``repeated`` in the summary counts such.
+    A point that is given again runs once; ``repeated`` in the summary counts such. One that the folder holds of another
+    profile file, another model file or the other mode runs again; ``outdated`` counts those.
     """
     given = [(point_id(point), point) for point in points]
     unique = dict(given)
@@ -188,27 +189,20 @@ def sweep(points: Iterable[Point], out: Path, executor: "Workers", *, fast: bool
     except OSError as problem:
         message = f"cannot use {out} as the sweep's folder: {problem.strerror}; --out names a folder"
         raise ConfigError(message) from None
-    done = {line["id"]: line for line in read_points(out / POINTS)}
+    bases = {name: basis(point, fast) for name, point in unique.items()}
+    held = {line["id"]: line for line in read_points(out / POINTS)}
+    done = {name: line for name, line in held.items() if line.get("basis") == bases.get(name)}
     wanted = [point for name, point in unique.items() if name not in done]
+    outdated = sum(name in held and name not in done for name in unique)
     with (out / POINTS).open("a", encoding="utf-8") as file:
         for line in executor.run(wanted, fast):
+            line["basis"] = bases[line["id"]]
             done[line["id"]] = line
             file.write(json.dumps(line, allow_nan=False) + "\n")
             file.flush()
-    summary = {**summarise([done[name] for name in unique]), "repeated": len(given) - len(unique)}
+    summary = {**summarise([done[name] for name in unique]), "repeated": len(given) - len(unique), "outdated": outdated}
     (out / SUMMARY).write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     return summary
-
-
-def read_points(path: Path) -> Iterator[dict[str, Any]]:
-    """Lines of an earlier run; one that was cut off while being written is left out, and its point runs again."""
-    if not path.exists():
-        return
-    text = path.read_text(encoding="utf-8")
-    if text and not text.endswith("\n"):
-        path.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")
-    for line in path.read_text(encoding="utf-8").splitlines():
-        yield json.loads(line)
 
 
 def summarise(lines: list[dict[str, Any]]) -> dict[str, Any]:

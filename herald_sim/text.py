@@ -197,6 +197,8 @@ def summary_text(summary: Mapping[str, Any]) -> str:
     """Counts, the best point and the Pareto front of a sweep."""
     counts = ", ".join(f"{summary[state]} {state}" for state in ("ok", "infeasible", "failed"))
     lines = [f"{summary['points']} points: {counts}"]
+    if summary["outdated"]:
+        lines.append(f"{summary['outdated']} stood there of another profile, model file or mode, and ran again")
     if summary["repeated"]:
         lines.append(f"{summary['repeated']} more were given twice and stand there once")
     if summary["best"] is not None:

@@ -177,6 +177,7 @@ def sweep(
 
     from herald_pipeline.errors import ConfigError, check_number, raise_problems
     from herald_sim import sweep as sweeping
+    from herald_sim.held_points import POINTS
     from herald_sim.text import summary_text
 
     cores = len(os.sched_getaffinity(0)) if workers is None else workers
@@ -199,11 +200,15 @@ def sweep(
         )
     points = sweeping.points_of(lists) if grid is None else sweeping.read_grid(grid)
     crew = sweeping.local_workers(cores) if place == "local" else sweeping.dask_workers(address)
-    summary = sweeping.sweep(points, out, crew, fast=fast)
+    try:
+        summary = sweeping.sweep(points, out, crew, fast=fast)
+    except KeyboardInterrupt:
+        note(f"interrupted; {out / POINTS} holds what has ended, and the same command goes on from there")
+        raise
     if as_json:
         print_json(summary)
     else:
         typer.echo(summary_text(summary))
-    note(f"points in {out / sweeping.POINTS}")
+    note(f"points in {out / POINTS}")
     if not summary["ok"]:
         raise typer.Exit(1)
