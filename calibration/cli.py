@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from herald_pipeline.errors import ConfigError, HeraldError
+from herald_pipeline.outputs import check_file, check_folder
 
 app = typer.Typer(
     name="calibration",
@@ -55,6 +56,8 @@ def measure(
     from herald_pipeline.catalogue import resolve
     from herald_pipeline.model import KVDtype
 
+    if out is not None:
+        check_file(out)
     request = Request(
         resolve(model),
         device,
@@ -88,6 +91,7 @@ def fit(
     from calibration.text import fit_text
     from herald_pipeline.catalogue import resolve
 
+    check_file(out)
     found = fit_file(hardware, resolve(model), measured, tuple(parameter or ()), out, _command())
     _print(found.to_dict(), fit_text(found), json_)
 
@@ -118,6 +122,8 @@ def reconcile(
     from herald_pipeline.catalogue import resolve
 
     shape = resolve(model)
+    if out is not None or measured is None:
+        check_folder(out or Path("runs"))
     if measured is not None:
         if again:
             message = "--again measures this machine; runs of --measured may be of another one: give one of them"
@@ -152,6 +158,7 @@ def interventions(
     from herald_pipeline.catalogue import resolve
 
     if hardware is not None and out is not None and predictions is None:
+        check_file(out)
         print(changes.predict(hardware, resolve(model), out, _command()))
         return
     if predictions is None or measured is None:
@@ -176,6 +183,7 @@ def transfer(
     from herald_pipeline.hardware_io import resolve
 
     if out is not None:
+        check_file(out)
         print(blind.transfer(hardware, target, out, _command()))
         return
     rows = blind.judge(resolve(hardware))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from herald_pipeline.errors import ConfigError, HeraldError
+from herald_pipeline.outputs import check_file, check_folder
 
 if TYPE_CHECKING:
     from reports.page import Section
@@ -78,8 +79,9 @@ def build(
     if kernels is not None and not exhibits:
         message = "--kernels adds measured kernels to the papers' exhibits: give --exhibits too"
         raise ConfigError(message)
-    if out.is_dir():
-        raise ConfigError(f"--out {out}: it is a folder; name a file in it")
+    check_file(out)
+    if png is not None:
+        check_folder(png, "--png")
     if selection:
         from reports.selection import build as build_selection
 
@@ -92,7 +94,6 @@ def build(
         title, lead, sections = _exhibits(hardware, kernels)
     else:
         title, lead, sections = _runs(runs, hardware, model, (context, batch), answers)
-    out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(render(title, lead, sections), encoding="utf-8")
     print(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)", file=sys.stderr)
     if png is not None:
@@ -122,7 +123,6 @@ def _exhibits(hardware: str | None, kernels: Path | None) -> tuple[str, str, "li
 def _write_charts(folder: Path, sections: "list[Section]") -> None:
     from reports.page import png
 
-    folder.mkdir(parents=True, exist_ok=True)
     for section in sections:
         if section.chart is not None:
             name = re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-")
