@@ -135,7 +135,10 @@ def conclude(
         rejected=admission.rejected,
         **facts(pipeline, profile, workload, memory, frozenset(admission.rejected)),
     )
-    return replace(result, extra={**result.extra, "mode": mode}, **status(result, run.costs, workload))
+    extra = {**result.extra, "mode": mode}
+    if run.costs.extrapolated:
+        extra["extrapolated"] = sorted(run.costs.extrapolated)
+    return replace(result, extra=extra, **status(result, run.costs, workload))
 
 
 _WAITS = 0.05

@@ -99,6 +99,12 @@ def _seconds(value: float | None) -> str:
     return "-" if value is None else format_ns(value * NS_PER_S)
 
 
+def _verdict(result: Result) -> str:
+    """The status; where it says that curves were left, what binds as well."""
+    binds = result.limit is not None and result.status == "EXTRAPOLATED"
+    return f"{result.status}, BOUND BY {result.limit}" if binds else result.status
+
+
 def result_text(result: Result) -> str:
     """A result: the figure, where a block's time goes, memory, and what it rests on."""
     about = result.extra
@@ -106,7 +112,7 @@ def result_text(result: Result) -> str:
     lines = [
         f"{about.get('model')} with {about.get('method')} on {about.get('hardware')} ({about.get('engine')}), "
         f"batch {result.batch}, budget {result.budget:g}",
-        f"  throughput      {rate}   {result.status}",
+        f"  throughput      {rate}   {_verdict(result)}",
         f"  block           {_seconds(result.block_time_s)}  (first block {_seconds(result.first_block_time_s)})",
         f"  main stream     {_seconds(result.main_time_s)} of forwards, waits {_seconds(result.stall_s)}, "
         f"{_seconds(result.exposed_transfer_s)} of it for transfers alone",
@@ -130,6 +136,8 @@ def result_text(result: Result) -> str:
     lines += [f"    {reason}" for reason in result.rejected.values()]
     if result.beyond_max_positions:
         lines.append("  beyond the model's maximum positions: speed only, no text would come of it")
+    if about.get("extrapolated"):
+        lines.append(f"  outside what was measured: {', '.join(about['extrapolated'])}")
     kinds = [f"{len(paths)} {kind}" for kind, paths in result.provenance.items() if kind != "overrides" and paths]
     lines.append(f"  rests on        {', '.join(kinds)} numbers of the profile")
     if result.provenance.get("overrides"):
@@ -177,7 +185,7 @@ def explanation_text(found: "Explanation") -> str:
     return "\n".join(
         [
             f"{number(found.result.throughput_tok_s or 0)} tok/s, block {_seconds(found.result.block_time_s)}, "
-            f"{found.result.status}",
+            f"{_verdict(found.result)}",
             *([wrapped(projected)] if beyond else []),
             "",
             "critical path of a block",
