@@ -208,6 +208,10 @@ class Engine:
     select_dram_efficiency, select_flops_efficiency
         Share of ``dram.read_gb_s`` of the selection kernel's pass over the KV, and share of
         ``cpu.attention_tflop_s`` of its work per query (score store and top-k included). The two times add up.
+    select_size_cost
+        How many times as long a selection's work takes with more than one query as ``select_flops_efficiency`` has it,
+        which is of the largest selections (curve over the KV bytes read): few requests leave threads without a head of
+        their own, which then share one. What one query loses to size is in ``select_dram_efficiency``. Absent: 1.
     select_keys_dram_efficiency, select_int8_dram_efficiency
         The first of these for selection by keys alone and over 8-bit keys. Absent: ``select_dram_efficiency``.
     gather_dram_efficiency
@@ -271,6 +275,7 @@ class Engine:
     constant_load_efficiency: Quantity | None = _quantity("share", "load", optional=True)
     select_dram_efficiency: Quantity | None = _quantity("share", "selection", "select", "select_keys", "select_int8")
     select_flops_efficiency: Quantity | None = _quantity("share", "selection", "select", "select_keys", "select_int8")
+    select_size_cost: Quantity | None = _quantity("x", "selection", optional=True)
     select_keys_dram_efficiency: Quantity | None = _quantity("share", "selection", optional=True)
     select_int8_dram_efficiency: Quantity | None = _quantity("share", "selection", optional=True)
     gather_dram_efficiency: Quantity | None = _quantity("share", "gather", "gather")

@@ -192,6 +192,7 @@ def _kernel(point: _Point, name: str, queries: int, batch: int) -> Ceiling:
     machine = point.profile.machine
     dram, cpu = known(machine.dram.read_gb_s), known(machine.cpu.attention_tflop_s)
     dram_share, flops_share = known(engine.select_dram_efficiency), known(engine.select_flops_efficiency)
+    by_size = engine.select_size_cost if queries > 1 else None
     inputs = {
         "B": point.block,
         "queries": queries,
@@ -202,7 +203,7 @@ def _kernel(point: _Point, name: str, queries: int, batch: int) -> Ceiling:
         "dram_share": dram_share.at(cost.dram_bytes).value,
         "layer_flops": cost.flops,
         "attention_tflop_s": cpu.peak,
-        "flops_share": flops_share.at(queries).value,
+        "flops_share": flops_share.at(queries).value / (1.0 if by_size is None else by_size.at(cost.dram_bytes).value),
         "layer_ns": cost.total_ns,
     }
     sources = _sources(
@@ -210,6 +211,7 @@ def _kernel(point: _Point, name: str, queries: int, batch: int) -> Ceiling:
         attention_tflop_s=cpu,
         select_dram_efficiency=dram_share,
         select_flops_efficiency=flops_share,
+        **({} if by_size is None else {"select_size_cost": by_size}),
     )
     formula = (
         "batch x B / (layers x (layer_bytes / (dram x dram_share) + layer_flops / (attention_tflop_s x flops_share)))"

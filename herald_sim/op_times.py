@@ -100,6 +100,8 @@ class OpTimes:
         share = self._read(name, getattr(engine, name), op.dram_bytes)
         flops = known(machine.cpu.attention_tflop_s).peak * _FLOP_NS_PER_TFLOP_S
         flops *= self._read("select_flops_efficiency", engine.select_flops_efficiency, op.queries)
+        if engine.select_size_cost is not None and op.queries > 1:
+            flops = flops / self._read("select_size_cost", engine.select_size_cost, op.dram_bytes)
         time = op.dram_bytes / (known(machine.dram.read_gb_s).peak * share) + op.cpu_flops / flops
         return time + optional(engine.select_overhead_us) * NS_PER_US + self._beside_ns(op)
 

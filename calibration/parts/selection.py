@@ -2,13 +2,16 @@
 
 The time is ``overhead + bytes / (share x DRAM rate) + FLOPs / (share x attention rate)``: the two sums that the cost
 model adds. Overhead and the cost of a byte are found by non-negative least squares over all points, weighted by their
-size; what is left is the cost of a FLOP, by number of queries.
+size; what is left is the cost of a FLOP, by number of queries. On a server that is the largest selection's: smaller
+ones with a block's queries take longer for a FLOP, because threads share heads, and a curve over bytes says how much.
 
 Where a pool lies in memory decides up to a tenth of the time, whatever reads it. So on a server calls go round the
 layers of a pool, as those of a run do, and the median is that of several places.
 """
 
+import statistics
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
@@ -110,6 +113,12 @@ def measure(bench: Bench) -> Part:
             note,
         ),
     ]
+    if bench.on_cuda:
+        reading = {size: size / (y * dram) for size, y in zip(at, share, strict=True)}  # type: ignore[arg-type]
+        many = [p for p in points if p.queries == bench.block_length]
+        times_as_long, at = size_curve(many, seconds, bytes_of, flops_of, reading, per_flop[bench.block_length])
+        size_note = f"{note}; {bench.block_length} queries"
+        part.values.append(Value("engine.select_size_cost", "x", times_as_long, at, "B", spread, size_note))
     add_fewer_bytes()
     if bench.fused:
         from calibration.gpu import top_k
@@ -171,6 +180,28 @@ def reading_curve(
         rest = max(seconds - flops * per_flop, seconds / 100)
         shares.append(min(1.0, size / rest / dram))
     return tuple(shares), at
+
+
+def size_curve(
+    points: Sequence[Point],
+    seconds: Mapping[str, float],
+    bytes_of: Mapping[str, float],
+    flops_of: Mapping[str, float],
+    reading_s: Mapping[float, float],
+    per_flop: float,
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """How many times ``per_flop`` a FLOP of many queries takes, over bytes; sizes that several points have, their mean.
+
+    ``reading_s`` is what the cost model takes for the pass over so many bytes, so that it gives the measured seconds
+    back.
+    """
+    found: dict[float, list[float]] = {}
+    for point in points:
+        size, whole = bytes_of[point.name], seconds[point.name]
+        rest = max(whole - reading_s[size], whole / 100)
+        found.setdefault(size, []).append(rest / (flops_of[point.name] * per_flop))
+    at = tuple(sorted(found))
+    return tuple(statistics.fmean(found[size]) for size in at), at
 
 
 def split(

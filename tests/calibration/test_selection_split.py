@@ -2,7 +2,7 @@
 
 import pytest
 
-from calibration.parts.selection import Point, split
+from calibration.parts.selection import Point, size_curve, split
 
 POINTS = [Point(rows, context, x) for x in (1, 4, 32) for rows, context in ((1, 256), (1, 4096), (4, 4096))]
 BYTES = {p.name: p.rows * p.context * 1024.0 for p in POINTS}
@@ -31,3 +31,20 @@ def test_times_of_the_largest_points_are_given_back_exactly():
     overhead, per_byte, per_flop = split(POINTS, made, BYTES, FLOPS, least_per_byte=5e-11)
     name = "4x4096 x=32"
     assert overhead + per_byte * BYTES[name] + per_flop[32] * FLOPS[name] == pytest.approx(made[name])
+
+
+def test_smaller_selections_of_many_queries_take_as_many_times_as_long_as_they_were_made_to():
+    many = [p for p in POINTS if p.queries == 32]
+    made = times(0.0, 1e-10, 2e-11)
+    made["1x256 x=32"] += FLOPS["1x256 x=32"] * 2e-11
+    reading = {size: size * 1e-10 for size in BYTES.values()}
+    y, at = size_curve(many, made, BYTES, FLOPS, reading, 2e-11)
+    assert at == tuple(sorted({BYTES[p.name] for p in many}))
+    assert y == pytest.approx((2.0, 1.0, 1.0))
+
+
+def test_two_selections_of_the_same_bytes_share_the_mean_of_what_they_take():
+    few, many = Point(1, 4096, 32), Point(4, 1024, 32)
+    seconds = {few.name: 3.0, many.name: 5.0}
+    alike = {few.name: 1.0, many.name: 1.0}
+    assert size_curve([few, many], seconds, alike, alike, {1.0: 1.0}, 1.0) == ((3.0,), (1.0,))

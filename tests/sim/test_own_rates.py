@@ -181,3 +181,31 @@ def test_copies_to_the_host_take_longer_beside_a_scan(changed_profile, pipeline_
     )
     busy = [simulate(herald, p, workload, beyond_memory=True).stages["append"]["busy_s"] for p in (plain, slowed)]
     assert 1.5 < busy[1] / busy[0] <= 4.0
+
+
+def test_a_small_selection_of_many_queries_takes_longer_for_its_arithmetic_alone(changed_profile, pipeline_of):
+    name = "engine.select_size_cost"
+    many, one = pipeline_of("mage-cpu"), pipeline_of("herald")
+    plain, twice, thrice = (
+        costs_of(many, changed_profile(*change)) for change in ((), (f"{name}=2.0",), (f"{name}=3.0",))
+    )
+    flops = 4 * SHAPE.rows * 32 * 32768 * many.model.num_heads * many.model.head_dim
+    profile = changed_profile()
+    share = profile.engine.select_flops_efficiency.at(32).value
+    whole = flops / (profile.machine.cpu.attention_tflop_s.peak * share * 1e3)
+    assert twice["select"] - plain["select"] == pytest.approx(whole, rel=0.01)
+    assert thrice["select"] - twice["select"] == pytest.approx(whole, rel=0.01)
+    # What one query loses to size is in its pass over the KV.
+    assert costs_of(one, changed_profile(f"{name}=3.0")) == costs_of(one, changed_profile())
+
+
+def test_the_cost_of_a_small_selection_is_read_at_its_bytes(changed_profile, pipeline_of):
+    pipeline, profile = pipeline_of("mage-cpu"), changed_profile("engine.select_size_cost=1.0")
+    model = pipeline.model
+    size = SHAPE.prefix_tokens * 2 * model.num_kv_heads * model.head_dim * 2
+    stated = profile.engine.select_size_cost
+    curve = Curve((size / 4, size * 4), (1.5, 2.5), "B", "x", stated.origin)
+    by_bytes = replace(profile, engine=replace(profile.engine, select_size_cost=curve))
+    middle = replace(stated, value=2.0)
+    expected = costs_of(pipeline, replace(profile, engine=replace(profile.engine, select_size_cost=middle)))
+    assert costs_of(pipeline, by_bytes)["select"] == pytest.approx(expected["select"], rel=0.01)
