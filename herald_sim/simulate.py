@@ -234,7 +234,7 @@ def facts(
         "hbm_bytes": budget.total(Home.HBM, transient=False),
         "dram_bytes": budget.total(Home.DRAM),
         "beyond_max_positions": tokens > pipeline.model.max_positions,
-        "assumptions": pipeline.assumptions,
+        "assumptions": (*pipeline.assumptions, *_of_format(pipeline)),
         "provenance": provenance(profile),
         "extra": {
             "model": pipeline.model.name,
@@ -257,6 +257,19 @@ def provenance(profile: Profile) -> Mapping[str, Any]:
             kind = "repeated" if quantity.origin.same_as else str(quantity.origin.provenance)
             found.setdefault(kind, []).append(path)
     return {**{kind: sorted(paths) for kind, paths in sorted(found.items())}, "overrides": list(profile.overrides)}
+
+
+_MEASURED_FORMATS = (KVDtype.BF16, KVDtype.FP16, KVDtype.FP32)
+"""Formats of KV of 16 and 32 bits: what ``measure`` times reads such."""
+
+
+def _of_format(pipeline: Pipeline) -> tuple[str, ...]:
+    """What a format of KV that no kernel was measured with leaves open."""
+    formats = (pipeline.settings.kv_dtype, pipeline.settings.dram_kv_dtype)
+    unmeasured = sorted({str(kind) for kind in formats if kind not in _MEASURED_FORMATS})
+    return tuple(
+        f"KV in {kind}: kernels keep the profile's efficiencies; none that reads it was measured" for kind in unmeasured
+    )
 
 
 def status(result: Result, costs: CostModel, workload: Workload) -> dict[str, Any]:

@@ -122,7 +122,9 @@ def _timelines(inputs: Inputs) -> list[Section]:
         missing = [str(path) for path in paths if not path.is_file()]
         if missing:
             raise ConfigError(
-                f"no trace of {method} at {inputs.context} x {inputs.batch}: {', '.join(missing)} is missing"
+                f"no trace of {method} at {inputs.context} x {inputs.batch}: {', '.join(missing)} is missing; "
+                "only runs that calibration reconcile makes itself leave traces (not --measured); --context and --batch "
+                "name the point"
             )
         frame = frames.timeline(paths)
         title = f"One block of {method}: {inputs.batch} request(s), {inputs.context} tokens of context"

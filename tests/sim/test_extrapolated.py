@@ -34,3 +34,12 @@ def test_a_run_on_single_numbers_left_nothing(setting):
     assert result.status == "BOUND BY cpu selection"
     assert "extrapolated" not in result.to_dict()
     assert "outside what was measured" not in result_text(result)
+
+
+def test_kv_in_8_bits_is_said_to_rest_on_kernels_that_read_16(setting):
+    profile = hardware_io.resolve("h100-sxm-80g_xeon-8481c")
+    small = Workload.uniform(4096, 2, gen_tokens=64, steps=4)
+    plain = simulate(setting[0], profile, small)
+    eight = build(catalogue.resolve("llada2-mini"), "herald", kv_dtype="fp8", dram_kv_dtype="fp8")
+    added = set(simulate(eight, profile, small).assumptions) - set(plain.assumptions)
+    assert added == {"KV in fp8: kernels keep the profile's efficiencies; none that reads it was measured"}
