@@ -123,8 +123,8 @@ def _timelines(inputs: Inputs) -> list[Section]:
         if missing:
             raise ConfigError(
                 f"no trace of {method} at {inputs.context} x {inputs.batch}: {', '.join(missing)} is missing; "
-                "only runs that calibration reconcile makes itself leave traces (not --measured); --context and --batch "
-                "name the point"
+                "only runs that calibration reconcile makes itself leave traces (not --measured); --context and "
+                "--batch name the point"
             )
         frame = frames.timeline(paths)
         title = f"One block of {method}: {inputs.batch} request(s), {inputs.context} tokens of context"
