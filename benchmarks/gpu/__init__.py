@@ -1,7 +1,7 @@
 """The executor on a GPU, cell by cell: rates, steps, ceilings, whole runs. One JSON file a cell.
 
     python -m benchmarks.gpu --plan first --hardware profiles/MACHINE.toml --out benchmarks/results/MACHINE --minutes 8
-    python -m benchmarks.gpu --cells rates,run:herald:32768:80,ceiling:full_kv_fetch:32768:16 --minutes 4
+    python -m benchmarks.gpu --cells rates,run:herald:32768:80,ceiling:full_kv_fetch_per_step:32768:16 --minutes 4
 
 A cell's name is its kind and its parameters, joined by colons; ``key=value`` parts change one thing of it::
 
