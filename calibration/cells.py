@@ -5,6 +5,7 @@ that failed, or that is no run, has nothing to compare.
 """
 
 import json
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from herald_pipeline.errors import ConfigError, check_number, raise_problems
 Say = Callable[[str], None]
 POINT_KEYS = frozenset({"T", "blocks", "budget"})
 """Options of a cell that a point states as well."""
+_DRAM = "dram_read_gb_s"
+"""Of a cell's ``host_rates``: host memory's read rate, [before, after] the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,7 @@ def _read(path: Path, document: dict[str, Any], say: Say) -> Iterator[Ran]:
             if name in FIGURES or name.startswith("stages.")
             if value is not None
         )
+        raise_problems(check_number(rate, f"{path}: {_DRAM}", above=0) for rate in _dram_rates(result))
         ran = Ran(str(document["cell"]), _sample(result), dict(result["options"]), str(result["model"]))
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise unreadable(path, problem) from None
@@ -119,6 +123,10 @@ def _stage_numbers(result: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for stage, sums in result.get("stages", {}).items():
         for name in ("busy_s", "count"):
             yield f"stages.{stage}.{name}", sums[name]
+
+
+def _dram_rates(result: dict[str, Any]) -> list[Any]:
+    return list(result.get("host_rates", {}).get(_DRAM, ()))
 
 
 _OLD_NAMES = {"exact_layers_on": "exact", "key_only": "keys"}
@@ -161,4 +169,5 @@ def _sample(result: dict[str, Any]) -> Sample:
     stages = {name: each["busy_s"] / each["count"] for name, each in sums.items() if each["count"]}
     total = sum(each["busy_s"] for each in sums.values())
     shares = {name: each["busy_s"] / total for name, each in sums.items()} if total else {}
-    return Sample(point, figures, stages, None, shares)
+    rates = _dram_rates(result)
+    return Sample(point, figures, stages, None, shares, dram_gb_s=statistics.fmean(rates) if rates else None)

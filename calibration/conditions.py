@@ -71,6 +71,14 @@ def under(profile: Profile, conditions: Conditions, raw: Path | None) -> Profile
     return profile
 
 
+def dram_gb_s(profile: Profile, conditions: Conditions, raw: Path | None) -> float | None:
+    """Host memory's read rate with the threads of a run, as the machine gave it when it was measured."""
+    rate, threads = profile.machine.dram.read_gb_s, dict(conditions).get("threads")
+    if rate is None:
+        return None
+    return rate.peak if threads is None else rate.peak / slow_down(raw, int(threads))["dram"]
+
+
 _SELECTION = (
     "select_dram_efficiency",
     "select_keys_dram_efficiency",

@@ -204,8 +204,9 @@ def _judge(
         if trained:
             fits.append(fit(samples, profile, shape, names, seconds))
             profile = fits[-1].profile
-        predict = predictor(profile, shape, traced=any(s.tails for s in samples), raw=profile_file.raw_folder(file))
-        calibrations.append(Calibration(profile, predict, seconds, spread))
+        raw = profile_file.raw_folder(file)
+        predict = predictor(profile, shape, traced=any(s.tails for s in samples), raw=raw)
+        calibrations.append(Calibration(profile, predict, seconds, spread, raw))
     report = reconcile(samples, shape, calibrations)
     found = fits[0] if fits else None
     if out is not None:

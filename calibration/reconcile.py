@@ -4,18 +4,23 @@ The **error** is predicted / measured - 1: of a rate, positive means too optimis
 Predictions hold at the speed that the machine had while it was measured. A reference is timed with every calibration
 and beside every run; its ratio is the **drift** (1.10: the machine is 10% slower by now). A drift beyond the
 reference's own spread scales the prediction, one beyond :data:`MAX_DRIFT` ends in no judgement at all: on a machine
-that changes its speed by a third, an error of 15% means nothing. The **spread** of a figure is between runs, never
-within one, and the interval of an error follows from both sides' spreads, pooled over all points
-(:mod:`calibration.variation`).
+that changes its speed by a third, an error of 15% means nothing.
+
+Where a run says what host memory gave right before and right after it, that is the reference: the drift is the read
+rate at calibration over the mean of the two, and the prediction is made anew with that read rate, so that only what
+reads host memory changes. It is a measurement beside the run and knows nothing of the run's outcome.
+
+The **spread** of a figure is between runs, never within one, and the interval of an error follows from both sides'
+spreads, pooled over all points (:mod:`calibration.variation`).
 """
 
 import math
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from calibration import conditions
 from calibration.points import Point
@@ -25,9 +30,16 @@ from calibration.variation import COVERAGE, deviation, geometric_mean, pooled, u
 from herald_pipeline import trace
 from herald_pipeline.hardware import Profile, Provenance
 from herald_pipeline.model import ModelShape
+from herald_sim.explain import scaled
 from herald_sim.simulate import simulate
 
-Predict = Callable[[Point], Sample]
+
+class Predict(Protocol):
+    """How a profile foretells a point."""
+
+    def __call__(self, point: Point, /, slower_dram: float = 1.0) -> Sample:
+        """The point's figures, with host memory so many times as slow as the profile has it."""
+
 
 RATES = frozenset({"throughput_tok_s"})
 
@@ -36,13 +48,15 @@ RATES = frozenset({"throughput_tok_s"})
 class Calibration:
     """One measurement of the machine: how it predicts, and the reference at that time.
 
-    ``reference_spread`` is the reference's relative standard deviation between the parts of the measurement.
+    ``reference_spread`` is the reference's relative standard deviation between the parts of the measurement; ``raw`` is
+    the folder of the profile's raw tables.
     """
 
     profile: Profile
     predict: Predict
     reference_s: float | None = None
     reference_spread: float = 0.0
+    raw: Path | None = None
 
 
 def predictor(profile: Profile, shape: ModelShape, *, traced: bool = False, raw: Path | None = None) -> Predict:
@@ -52,9 +66,11 @@ def predictor(profile: Profile, shape: ModelShape, *, traced: bool = False, raw:
     what is compared has run.
     """
 
-    def predict(point: Point) -> Sample:
+    def predict(point: Point, /, slower_dram: float = 1.0) -> Sample:
         pipeline, work = point.pipeline(shape), point.workload()
         met = conditions.under(profile, point.conditions, raw)
+        if slower_dram != 1.0:
+            met = scaled(met, "dram", "read_gb_s", 1.0 / slower_dram)
         if not traced:
             return sample_of(point, simulate(pipeline, met, work, beyond_memory=True))
         with tempfile.TemporaryDirectory() as folder:
@@ -107,18 +123,23 @@ def _point(samples: Sequence[Sample], calibrations: Sequence[Calibration]) -> Po
         notes.append("a single run: no spread can be given")
     if not any("throughput_tok_s" in sample.figures for sample in counted):
         notes.append("no throughput: the runs' makespan is 0 or fewer than two blocks were decoded")
-    drifts = [_drift(counted, calibration) for calibration in calibrations]
+    plain = [calibration.predict(point) for calibration in calibrations]
+    dram = _dram_gb_s(counted)
+    drifts = [_drift(counted, calibration, dram) for calibration in calibrations]
     known = [drift for drift in drifts if drift is not None]
     drift = geometric_mean(known) if known else None
-    predictions = [calibration.predict(point) for calibration in calibrations]
-    used = [_used(drift, calibration, len(counted)) for drift, calibration in zip(drifts, calibrations, strict=True)]
+    each = list(zip(plain, drifts, calibrations, strict=True))
+    if dram is None:
+        predictions = [_scaled(found, _used(slower, c, len(counted))) for found, slower, c in each]
+    else:
+        predictions = [found if slower is None else c.predict(point, slower) for found, slower, c in each]
     stages = dict.fromkeys(name for sample in counted for name in sample.stages)
     unpredicted = [name for name in stages if name not in predictions[0].stages]
     if unpredicted:
         notes.append(f"measured, not in the description: {', '.join(unpredicted)}")
     names = dict.fromkeys(name for sample in counted for name in sample.figures)
-    figures = [_compare(name, "figures", counted, predictions, used) for name in names]
-    compared = [_compare(name, "stages", counted, predictions, used) for name in stages]
+    figures = [_compare(name, "figures", counted, plain, predictions) for name in names]
+    compared = [_compare(name, "stages", counted, plain, predictions) for name in stages]
     return PointReport(
         point,
         drift,
@@ -126,10 +147,20 @@ def _point(samples: Sequence[Sample], calibrations: Sequence[Calibration]) -> Po
         tuple(found for found in compared if found is not None),
         tuple(notes),
         _refusal(drift),
+        dram,
     )
 
 
-def _drift(samples: Sequence[Sample], calibration: Calibration) -> float | None:
+def _dram_gb_s(samples: Sequence[Sample]) -> float | None:
+    """Host memory's read rate beside the runs: the mean of those that say it."""
+    rates = [sample.dram_gb_s for sample in samples if sample.dram_gb_s is not None]
+    return statistics.fmean(rates) if rates else None
+
+
+def _drift(samples: Sequence[Sample], calibration: Calibration, dram_gb_s: float | None) -> float | None:
+    if dram_gb_s is not None:
+        calibrated = conditions.dram_gb_s(calibration.profile, samples[0].point.conditions, calibration.raw)
+        return None if calibrated is None else calibrated / dram_gb_s
     times = [sample.reference_s for sample in samples if sample.reference_s]
     return statistics.median(times) / calibration.reference_s if times and calibration.reference_s else None
 
@@ -142,6 +173,12 @@ def _used(drift: float | None, calibration: Calibration, runs: int) -> float:
     return drift if abs(math.log(drift)) > noise else 1.0
 
 
+def _scaled(prediction: Sample, drift: float) -> Sample:
+    """A prediction for a machine that is as many times slower in everything."""
+    figures = {name: value / drift if name in RATES else value * drift for name, value in prediction.figures.items()}
+    return replace(prediction, figures=figures, stages={name: s * drift for name, s in prediction.stages.items()})
+
+
 def _refusal(drift: float | None) -> str:
     """Why a point is not judged, or nothing. Twice as fast is as far away as half as fast."""
     if drift is None or abs(math.log(drift)) <= math.log(1 + MAX_DRIFT):
@@ -151,15 +188,17 @@ def _refusal(drift: float | None) -> str:
 
 
 def _compare(
-    name: str, kind: str, samples: Sequence[Sample], predictions: Sequence[Sample], drifts: Sequence[float]
+    name: str, kind: str, samples: Sequence[Sample], unscaled: Sequence[Sample], predictions: Sequence[Sample]
 ) -> Comparison | None:
-    """Median of the runs against the mean of the predictions, or ``None`` where one side has no such figure."""
+    """Median of the runs against the mean of the predictions, or ``None`` where one side has no such figure.
+
+    ``unscaled`` leave the drift out.
+    """
     values = [getattr(sample, kind)[name] for sample in samples if name in getattr(sample, kind)]
-    plain = [getattr(prediction, kind).get(name, 0.0) for prediction in predictions]
-    if not values or not all(plain) or min(values) <= 0:
+    plain, met = ([getattr(one, kind).get(name, 0.0) for one in found] for found in (unscaled, predictions))
+    if not values or not all(plain) or not all(met) or min(values) <= 0:
         return None
-    scaled = [value / drift if name in RATES else value * drift for value, drift in zip(plain, drifts, strict=True)]
-    measured, predicted = statistics.median(values), geometric_mean(scaled)
+    measured, predicted = statistics.median(values), geometric_mean(met)
     shares = [sample.shares[name] for sample in samples if name in sample.shares]
     tails = [sample.tails[name] for sample in samples if name in sample.tails]
     return Comparison(
@@ -170,7 +209,7 @@ def _compare(
         len(values),
         geometric_mean(plain) / measured - 1,
         deviation(values),
-        deviation(scaled),
+        deviation(met),
         None,
         statistics.median(shares) if shares else None,
         statistics.median(tails) if tails else None,

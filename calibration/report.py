@@ -43,7 +43,10 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class PointReport:
-    """A point with all comparisons that could be made, and what could not be and why. ``refused`` ends judgement."""
+    """A point with all comparisons that could be made, and what could not be and why. ``refused`` ends judgement.
+
+    ``dram_gb_s`` is host memory's read rate beside the runs, where they say it: the drift is of that rate then.
+    """
 
     point: Point
     drift: float | None
@@ -51,6 +54,7 @@ class PointReport:
     stages: tuple[Comparison, ...]
     notes: tuple[str, ...] = ()
     refused: str = ""
+    dram_gb_s: float | None = None
 
     @property
     def throughput(self) -> Comparison | None:
@@ -156,6 +160,8 @@ def _point_dict(report: PointReport) -> dict[str, Any]:
     found: dict[str, Any] = {**point}
     if report.drift is not None:
         found["drift"] = report.drift
+    if report.dram_gb_s is not None:
+        found["dram_gb_s"] = report.dram_gb_s
     if report.refused:
         found["refused"] = report.refused
     found["figures"] = {c.quantity: plain(c) for c in report.figures}

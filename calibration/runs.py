@@ -54,6 +54,8 @@ class Sample:
         Share of all busy time, by stage kind.
     tails
         Mean over median of the launches' times: far above 1 where a few of many wait.
+    dram_gb_s
+        Host memory's read rate, the mean of right before and right after the run, with the run's threads.
     """
 
     point: Point
@@ -63,6 +65,7 @@ class Sample:
     shares: dict[str, float] = field(default_factory=dict)
     unsteady: float | None = None
     tails: dict[str, float] = field(default_factory=dict)
+    dram_gb_s: float | None = None
 
 
 def run_point(point: Point, model: BlockModel, *, keep_trace: bool = False, threads: int | None = None) -> Run:

@@ -38,7 +38,8 @@ def report_text(report: Report) -> str:
     lines = [
         f"{report.model} on {report.hardware}: error = predicted / measured - 1, and the half width of its interval",
         "(95%, from repeated runs and calibrations); spread: between runs; drift: the machine's slow-down since it was",
-        "measured, by a reference beside each run. Predictions are scaled to the drift; unscaled: error without that.",
+        "measured, by a reference beside each run, or host memory's by its read rate before and after. Predictions are",
+        "scaled to the drift, or made with that read rate; unscaled: error without that.",
         "",
         table(
             ("point", "set", "measured tok/s", "spread", "predicted", "error", "", "drift", "unscaled", "runs"),

@@ -103,3 +103,24 @@ def test_a_failed_cell_without_a_message_is_left_out(tmp_path):
     cell(tmp_path, "run:herald:64:2")
     (tmp_path / "x.json").write_text(json.dumps({"cell": "run:dense:1:1", "error": None}), encoding="utf-8")
     assert len(read_cells(tmp_path, "tiny", lambda _: None)) == 1
+
+
+def test_the_read_rate_around_a_run_is_the_mean_of_before_and_after(tmp_path):
+    cell(tmp_path, "run:herald:64:2", host_rates={"dram_read_gb_s": [150.0, 130.0], "amx_tflop_s": [20.0, 21.0]})
+    cell(tmp_path, "run:dense:64:2", method="dense")
+    found = {sample.point.method: sample.dram_gb_s for sample in read_cells(tmp_path, "tiny", lambda _: None)}
+    assert found == {"herald": 140.0, "dense": None}
+
+
+@pytest.mark.parametrize("rates", [[0.0, 130.0], [-1.0, 1.0], ["fast", 1.0], [float("nan"), 1.0]])
+def test_a_read_rate_that_no_memory_has_is_refused_with_its_file(tmp_path, rates):
+    cell(tmp_path, "run:herald:64:2", host_rates={"dram_read_gb_s": rates})
+    with pytest.raises(ConfigError, match=r"run-herald-64-2\.json: dram_read_gb_s must be"):
+        read_cells(tmp_path, "tiny", lambda _: None)
+
+
+@pytest.mark.parametrize("rates", [[140.0], {"dram_read_gb_s": 140.0}])
+def test_rates_in_another_form_are_refused_as_no_result(tmp_path, rates):
+    cell(tmp_path, "run:herald:64:2", host_rates=rates)
+    with pytest.raises(ConfigError, match=r"is no result of python -m benchmarks\.gpu"):
+        read_cells(tmp_path, "tiny", lambda _: None)

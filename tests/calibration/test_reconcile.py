@@ -1,4 +1,5 @@
 import json
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from calibration.reconcile import Calibration, predictor
 from calibration.reconcile import reconcile as reconcile_all
 from calibration.report import judged
 from calibration.text import report_text
+from herald_pipeline import catalogue
 from tests.calibration.conftest import point, sample, training
 
 
@@ -69,6 +71,57 @@ def test_a_drift_within_what_the_reference_varies_by_scales_nothing(profile, sha
     made = reconcile_all(runs, shape, [Calibration(profile, predicting(100.0), 0.010, reference_spread=0.08)])
     assert only(made).drift == pytest.approx(1.05)
     assert only(made).throughput.error == pytest.approx(0.0)
+
+
+def beside(rate, *dram_gb_s):
+    """Runs of ``rate``, with host memory's read rate beside each."""
+    return [replace(sample(rate), dram_gb_s=gb_s) for gb_s in dram_gb_s]
+
+
+def test_a_run_is_foretold_with_the_read_rate_that_host_memory_gave_beside_it(profile, shape):
+    asked = []
+
+    def predict(p, slower_dram=1.0):
+        asked.append(slower_dram)
+        return sample(120.0 / slower_dram)
+
+    given = profile.machine.dram.read_gb_s.peak
+    report = reconcile(beside(100.0, given / 1.3, given / 1.1), profile, shape, None, predict)
+    found = only(report)
+    slower = 1 / statistics.fmean((1 / 1.3, 1 / 1.1))
+    assert asked == [1.0, pytest.approx(slower)]
+    assert found.drift == pytest.approx(slower)
+    assert found.throughput.plain_error == pytest.approx(0.2)
+    assert found.throughput.error == pytest.approx(1.2 / slower - 1)
+    assert report.to_dict()["points"][0]["dram_gb_s"] == pytest.approx(given / slower)
+
+
+def test_the_read_rate_beside_a_run_is_taken_before_a_reference_and_however_small_its_drift(profile, shape):
+    given = profile.machine.dram.read_gb_s.peak
+    (run,) = beside(100.0, given / 1.01)
+    calibration = Calibration(
+        profile, lambda p, slower_dram=1.0: sample(100.0 / slower_dram), 0.010, reference_spread=0.08
+    )
+    made = only(reconcile_all([replace(run, reference_s=0.020)], shape, [calibration]))
+    assert made.drift == pytest.approx(1.01)
+    assert made.throughput.error == pytest.approx(1 / 1.01 - 1)
+
+
+def test_slower_host_memory_lengthens_what_reads_it_and_leaves_the_device_alone(profile):
+    predict = predictor(profile, catalogue.get("llada2-mini"))
+    plain, slow = (predict(point("herald", 32768, 80), slower) for slower in (1.0, 1.25))
+    assert slow.stages["denoise"] == pytest.approx(plain.stages["denoise"], rel=1e-3)
+    assert 1.15 < slow.stages["select"] / plain.stages["select"] <= 1.25 + 1e-6
+
+
+def test_a_run_with_fewer_threads_is_held_against_what_as_many_read_when_it_was_calibrated(profile, shape, tmp_path):
+    (tmp_path / "selection.csv").write_text("threads,seconds\n1,0.4\n15,0.05\n", encoding="utf-8")
+    (tmp_path / "dram.csv").write_text("threads,seconds\n5,0.08\n15,0.04\n", encoding="utf-8")
+    run = replace(sample(100.0, conditions=(("threads", 5),)), dram_gb_s=profile.machine.dram.read_gb_s.peak / 2)
+    calibration = Calibration(profile, lambda p, slower_dram=1.0: sample(100.0 / slower_dram), raw=tmp_path)
+    made = only(reconcile_all([run], shape, [calibration]))
+    assert made.drift == pytest.approx(1.0)
+    assert made.throughput.error == pytest.approx(0.0)
 
 
 def test_a_machine_that_changed_its_speed_by_a_third_is_not_judged(profile, shape):
