@@ -130,8 +130,8 @@ def _ms(span: Span) -> float:
 def _host_ceiling(bench: Bench, cell: Cell, pipeline: Pipeline, found: dict[str, Any]) -> dict[str, Any]:
     """The ceiling of a method that scans the full KV once a block: bytes over the DRAM's read rate.
 
-    The fastest rate counts that was read beside the run or by ``rates``: memory that a virtual machine has never touched
-    reads slower (116 GB/s where 170 to 190 followed), and a ceiling from it would lie below what runs achieve.
+    The fastest rate counts that was read beside the run or by ``rates``: memory that a virtual machine has never
+    touched reads slower (116 GB/s where 170 to 190 followed); a ceiling from it would lie below what runs achieve.
     """
     rates = [*found.get("host_rates", {}).get("dram_read_gb_s", ()), bench.known_rates().get("dram_read_gb_s", 0.0)]
     scans = any(stage.action == "select" for stage in pipeline.template.stages())
