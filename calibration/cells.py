@@ -18,8 +18,9 @@ from herald_pipeline.errors import ConfigError, check_number, raise_problems
 Say = Callable[[str], None]
 POINT_KEYS = frozenset({"T", "blocks", "budget"})
 """Options of a cell that a point states as well."""
-_DRAM = "dram_read_gb_s"
-"""Of a cell's ``host_rates``: host memory's read rate, [before, after] the run."""
+_READ_RATES = ("pool_read_gb_s", "dram_read_gb_s")
+"""Of a cell's ``host_rates``, the first that is there: host memory's read rate, [before, after] the run; of the memory
+that the run's pool lay in, or of any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ def _read(path: Path, document: dict[str, Any], say: Say) -> Iterator[Ran]:
             if name in FIGURES or name.startswith("stages.")
             if value is not None
         )
-        raise_problems(check_number(rate, f"{path}: {_DRAM}", above=0) for rate in _dram_rates(result))
+        raise_problems(check_number(rate, f"{path}: read rate beside the run", above=0) for rate in _dram_rates(result))
         ran = Ran(str(document["cell"]), _sample(result), dict(result["options"]), str(result["model"]))
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise unreadable(path, problem) from None
@@ -126,7 +127,8 @@ def _stage_numbers(result: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _dram_rates(result: dict[str, Any]) -> list[Any]:
-    return list(result.get("host_rates", {}).get(_DRAM, ()))
+    rates = dict(result.get("host_rates", {}))
+    return list(next((rates[name] for name in _READ_RATES if name in rates), ()))
 
 
 _OLD_NAMES = {"exact_layers_on": "exact", "key_only": "keys"}

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.around import around, host_rates
+from benchmarks.gpu.around import around, host_rates, pool_layers
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.cells import Cell
 from benchmarks.gpu.estimates import keeps_on_host
@@ -43,7 +43,9 @@ def run(bench: Bench, cell: Cell, *, on_block: OnBlock | None = None) -> dict[st
         on_block=on_block,
         **({"link_limit_gb_s": cell.options["link"]} if "link" in cell.options else {}),
     )
-    before = host_rates(pipeline, bench.threads(cell))
+    pool_bytes = cell.batch * cell.context * bench.shape.kv_bytes_per_token(bench.pipeline_dtype)
+    threads = bench.threads(cell)
+    before = host_rates(pipeline, threads, pool_layers(pipeline, int(pool_bytes), threads))
     start = time.perf_counter()
     if bench.on_cuda:
         torch.cuda.reset_peak_memory_stats()
@@ -56,7 +58,10 @@ def run(bench: Bench, cell: Cell, *, on_block: OnBlock | None = None) -> dict[st
         found["hbm_formula_bytes"] = found_bytes
         found["hbm_peak_over_formula"] = found["hbm_peak_bytes"] / found_bytes
     found.update(_spans(done))
-    found.update(around(before, host_rates(pipeline, bench.threads(cell))))
+    layers = pool_layers(pipeline, int(pool_bytes), threads)
+    found.update(around(before, host_rates(pipeline, threads, layers)))
+    if layers and "host" in found:
+        found["host"]["pool_layer_read_gb_s"] = layers
     found.update(_host_ceiling(bench, cell, pipeline, found))
     if bench.args.trace and done.trace is not None:
         write_chrome(done.trace, bench.out / f"trace-{cell.file}.gz")

@@ -4,7 +4,7 @@ import statistics
 
 from herald_pipeline.errors import CapacityError, ConfigError, check_number, unknown_name
 
-from . import _core
+from . import _core, kept
 from .dispatch import tier_index
 from .selection import check_threads
 from .store import PagedKV
@@ -40,6 +40,22 @@ def pool_read_gb_s(pool: PagedKV, threads: int | None = None) -> float:
     _ = pool.pages
     seconds = _core.read_seconds(tier_index(), pool.address, pool.nbytes, check_threads(threads))
     return pool.nbytes / seconds / 1e9
+
+
+def kept_read_gb_s(num_bytes: int, parts: int, threads: int | None = None) -> list[float]:
+    """GB/s of one read of each of ``parts`` equal stretches of what a closed pool left (:func:`keep_memory`).
+
+    The layers of a pool lie one after another: this tells memory that reads slower from a kernel that does. Empty where
+    fewer than ``num_bytes`` are kept.
+    """
+    problem = check_number(parts, "parts", minimum=1, integer=True)
+    if problem:
+        raise ConfigError(problem)
+    count, memory, each = check_threads(threads), kept.held(), num_bytes // parts
+    if memory is None or memory.nbytes < num_bytes or not each:
+        return []
+    starts = range(memory.address, memory.address + each * parts, each)
+    return [each / _core.read_seconds(tier_index(), start, each, count) / 1e9 for start in starts]
 
 
 def peak_gflops(unit: str, threads: int | None = None) -> float | None:

@@ -52,6 +52,11 @@ def release() -> None:
         _kept = None
 
 
+def held() -> Memory | None:
+    """What is kept now, to be looked at; it stays kept."""
+    return _kept
+
+
 def take(nbytes: int) -> Memory | None:
     """Memory of at least ``nbytes``: what is kept if it is enough, else new; ``None`` where none can be mapped."""
     global _kept

@@ -2,9 +2,17 @@
 
 import pytest
 
-from benchmarks.gpu.around import around, host_rates
+from benchmarks.gpu import around as module
+from benchmarks.gpu.around import around, host_rates, pool_layers
+from herald_exec import kernels
+from herald_exec.kernels import kept
 from herald_exec.models import tiny
 from herald_pipeline.pipeline import build
+
+
+@pytest.fixture(autouse=True)
+def _few_bytes(monkeypatch):
+    monkeypatch.setattr(module, "_READ_BYTES", 1 << 24)
 
 
 def test_both_times_of_each_rate_are_kept():
@@ -19,3 +27,31 @@ def test_rates_are_read_where_the_cpu_selects(method, named):
     found = host_rates(build(tiny().shape, method), threads=1)
     assert bool(found) is named
     assert all(rate > 0 for rate in found.values())
+
+
+def test_a_rate_that_could_only_be_read_afterwards_stands_alone():
+    found = around({"dram_read_gb_s": 120.0}, {"dram_read_gb_s": 121.0, "pool_read_gb_s": 99.0})
+    assert found == {"host_rates": {"dram_read_gb_s": [120.0, 121.0], "pool_read_gb_s": [99.0]}}
+
+
+def test_a_pool_s_rate_is_that_of_reading_its_layers_one_after_another():
+    found = host_rates(build(tiny().shape, "herald"), threads=1, layers=[100.0, 50.0])
+    assert found["pool_read_gb_s"] == pytest.approx(2 / (1 / 100 + 1 / 50))
+
+
+def test_the_layers_of_a_pool_are_read_where_a_sweep_keeps_its_memory(monkeypatch):
+    monkeypatch.setattr(kept, "LEAST_BYTES", 1 << 20)
+    pipeline = build(tiny().shape, "herald")
+    layers = pipeline.model.num_layers
+    assert pool_layers(pipeline, 1 << 20, threads=1) == []
+    with kept.keep_memory():
+        pool = kernels.PagedKV(layers, 4, 2, 4096, 64)
+        pool.fill_normal()
+        num_bytes = pool.nbytes
+        pool.close()
+        rates = pool_layers(pipeline, num_bytes, threads=1)
+        assert len(rates) == layers
+        assert all(0.1 < rate < 1000 for rate in rates)
+        # A pool that is not there whole is not read; where no CPU selects, none is.
+        assert pool_layers(pipeline, 2 * num_bytes, threads=1) == []
+        assert pool_layers(build(tiny().shape, "dense"), num_bytes, threads=1) == []
