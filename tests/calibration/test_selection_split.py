@@ -52,7 +52,7 @@ def test_two_selections_of_the_same_bytes_share_the_mean_of_what_they_take():
 
 @pytest.mark.parametrize(
     ("host_gb", "expected"),
-    [(0.0, 3), (40.0, 3), (135.0, 13), (1000.0, 20)],
+    [(0.0, 3), (20.0, 3), (40.0, 4), (135.0, 13), (1000.0, 20)],
 )
 def test_a_server_s_pool_takes_most_of_its_memory_up_to_the_model_s_layers_and_three_at_least(host_gb, expected):
     layers = pool_layers(20, 5.37e9, host_gb)
