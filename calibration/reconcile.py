@@ -6,9 +6,10 @@ and beside every run; its ratio is the **drift** (1.10: the machine is 10% slowe
 reference's own spread scales the prediction, one beyond :data:`MAX_DRIFT` ends in no judgement at all: on a machine
 that changes its speed by a third, an error of 15% means nothing.
 
-Where a run says what host memory gave right before and right after it, that is the reference: the drift is the read
-rate at calibration over the mean of the two, and the prediction is made anew with that read rate, so that only what
-reads host memory changes. It is a measurement beside the run and knows nothing of the run's outcome.
+Where a run says at what rate the memory of its own pool was read right before and right after it, that is the
+reference: the drift is the read rate at calibration over the mean of the two, and the prediction is made anew with that
+read rate, so that only what reads host memory changes. It is a measurement beside the run and knows nothing of the
+run's outcome.
 
 The **spread** of a figure is between runs, never within one, and the interval of an error follows from both sides'
 spreads, pooled over all points (:mod:`calibration.variation`).

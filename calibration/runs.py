@@ -55,7 +55,7 @@ class Sample:
     tails
         Mean over median of the launches' times: far above 1 where a few of many wait.
     dram_gb_s
-        Host memory's read rate, the mean of right before and right after the run, with the run's threads.
+        Read rate of the memory of the run's pool, the mean of right before and right after, with the run's threads.
     """
 
     point: Point

@@ -38,7 +38,7 @@ def report_text(report: Report) -> str:
     lines = [
         f"{report.model} on {report.hardware}: error = predicted / measured - 1, and the half width of its interval",
         "(95%, from repeated runs and calibrations); spread: between runs; drift: the machine's slow-down since it was",
-        "measured, by a reference beside each run, or host memory's by its read rate before and after. Predictions are",
+        "measured, by a reference beside each run, or by the read rate of its pool's memory. Predictions are",
         "scaled to the drift, or made with that read rate; unscaled: error without that.",
         "",
         table(

@@ -1,7 +1,7 @@
 """``python -m reports``: charts and the page.
 
     python -m reports build --runs runs --hardware runs/profile.toml --out report.html
-    python -m reports build --exhibits --kernels benchmarks/results/kernels_emr-16vcpu_32768.json --out exhibits.html
+    python -m reports build --exhibits --kernels benchmarks/results/kernels_emr-16vcpu-4_32768.json --out exhibits.html
     python -m reports build --study study.json --recall recall.json --out selection.html
     python -m reports build --decoding decoding.json --out decoding.html
     python -m reports serve --pages out/demo

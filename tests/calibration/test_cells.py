@@ -106,7 +106,7 @@ def test_a_failed_cell_without_a_message_is_left_out(tmp_path):
 
 
 def test_the_read_rate_around_a_run_is_the_mean_of_before_and_after(tmp_path):
-    cell(tmp_path, "run:herald:64:2", host_rates={"dram_read_gb_s": [150.0, 130.0], "amx_tflop_s": [20.0, 21.0]})
+    cell(tmp_path, "run:herald:64:2", host_rates={"pool_read_gb_s": [150.0, 130.0], "amx_tflop_s": [20.0, 21.0]})
     cell(tmp_path, "run:dense:64:2", method="dense")
     found = {sample.point.method: sample.dram_gb_s for sample in read_cells(tmp_path, "tiny", lambda _: None)}
     assert found == {"herald": 140.0, "dense": None}
@@ -114,20 +114,19 @@ def test_the_read_rate_around_a_run_is_the_mean_of_before_and_after(tmp_path):
 
 @pytest.mark.parametrize("rates", [[0.0, 130.0], [-1.0, 1.0], ["fast", 1.0], [float("nan"), 1.0]])
 def test_a_read_rate_that_no_memory_has_is_refused_with_its_file(tmp_path, rates):
-    cell(tmp_path, "run:herald:64:2", host_rates={"dram_read_gb_s": rates})
+    cell(tmp_path, "run:herald:64:2", host_rates={"pool_read_gb_s": rates})
     with pytest.raises(ConfigError, match=r"run-herald-64-2\.json: read rate beside the run must be"):
         read_cells(tmp_path, "tiny", lambda _: None)
 
 
-@pytest.mark.parametrize("rates", [[140.0], {"dram_read_gb_s": 140.0}])
+@pytest.mark.parametrize("rates", [[140.0], {"pool_read_gb_s": 140.0}])
 def test_rates_in_another_form_are_refused_as_no_result(tmp_path, rates):
     cell(tmp_path, "run:herald:64:2", host_rates=rates)
     with pytest.raises(ConfigError, match=r"is no result of python -m benchmarks\.gpu"):
         read_cells(tmp_path, "tiny", lambda _: None)
 
 
-def test_the_read_rate_of_the_run_s_own_pool_comes_before_that_of_any_memory(tmp_path):
-    rates = {"dram_read_gb_s": [150.0, 130.0], "pool_read_gb_s": [110.0]}
-    cell(tmp_path, "run:herald:64:2", host_rates=rates)
+def test_the_read_rate_of_other_memory_than_the_pool_s_is_no_reference(tmp_path):
+    cell(tmp_path, "run:herald:64:2", host_rates={"dram_read_gb_s": [150.0, 130.0]})
     (sample,) = read_cells(tmp_path, "tiny", lambda _: None)
-    assert sample.dram_gb_s == 110.0
+    assert sample.dram_gb_s is None

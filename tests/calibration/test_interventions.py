@@ -99,7 +99,7 @@ def test_a_profile_that_ships_is_found_by_its_name_with_its_raw_tables(tmp_path)
 def test_a_file_that_is_no_prediction_is_refused(tmp_path):
     path = tmp_path / "x.json"
     path.write_text(json.dumps({"model": "tiny", "predictions": []}), encoding="utf-8")
-    with pytest.raises(ConfigError, match="holds no predictions .it lacks 'written'"):
+    with pytest.raises(ConfigError, match=r"holds no predictions .it lacks 'written'"):
         compare(path, tmp_path, print)
 
 
