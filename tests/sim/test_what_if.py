@@ -1,9 +1,10 @@
 """What-ifs behave: more of a resource never hurts, more work never takes less, the ring moves with what binds."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from herald_pipeline import capacity, catalogue, hardware_io, methods
@@ -29,12 +30,16 @@ RESOURCES = (
 )
 METHODS = ("dense", "mage-offload", "infinigen", "mage-cpu", "mage-cpu-representative", "herald", "herald-no-draft")
 BESIDE = ("herald", "herald-no-draft", "herald-32q")
+UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
+"""An example here is two whole runs: the first that fails says enough, and making it smaller takes minutes."""
 _ROUNDING = 1e-6
 """A launch ends on a whole nanosecond: of hundreds of launches a block, in hundreds of milliseconds."""
 TOLERANCES = {"h100": _ROUNDING, "h200": 1e-3}
 """The measured machine's forwards have turns of the host between their kernels, and its link's directions share a rate:
 the proof (ARCHITECTURE.md) leaves both out. Seen at most: 1.5e-4.
 """
+_OUT_OF_STEP = 1e-3
+"""Of a decode whose rows, or halves, begin blocks at different times: the proof is for a batch that begins together."""
 
 
 def block_time(method, profile, context, batch, steps):
@@ -89,7 +94,7 @@ def by_events(pipeline, profile, workload):
     return simulate(pipeline, profile, workload, beyond_memory=True).block_time_s
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, phases=UNSHRUNK)
 @given(runs, machines, more)
 def test_more_of_any_resource_never_hurts_on_any_machine(run, machine, change):
     """Every method and rate, with GPU, link and host memory contended for."""
@@ -98,7 +103,7 @@ def test_more_of_any_resource_never_hurts_on_any_machine(run, machine, change):
     assert after <= before * (1 + TOLERANCES[machine[0]])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, phases=UNSHRUNK)
 @given(runs, machines, more)
 def test_nor_does_it_without_contention_which_only_ever_lengthens(run, machine, change):
     pipeline, workload = described(run)
@@ -109,17 +114,77 @@ def test_nor_does_it_without_contention_which_only_ever_lengthens(run, machine, 
     assert by_events(pipeline, profiles[0], workload) >= before * (1 - TOLERANCES[machine[0]])
 
 
-@settings(max_examples=15, deadline=None)
-@given(st.sampled_from(BESIDE), machines, st.integers(2, 64), more, st.integers(0, 99), st.sampled_from(BatchPolicy))
-def test_nor_where_rows_take_different_numbers_of_steps(method, machine, batch, change, seed, policy):
+def of_unequal_steps(batch, seed, policy):
+    """A workload whose rows take 4 to 24 steps for a block."""
     steps = parse_steps("uniform:4,24", 32, seed)
-    workload = Workload.uniform(16384, batch, gen_tokens=256, steps=steps, policy=policy)
-    pipeline = build(MODEL, method)
-    before, after = (by_events(pipeline, profile, workload) for profile in before_and_after(machine, change))
-    assert after <= before * (1 + TOLERANCES[machine[0]])
+    return Workload.uniform(16384, batch, gen_tokens=256, steps=steps, policy=policy)
 
 
-@settings(max_examples=20, deadline=None)
+def decode_time(pipeline, profile, workload):
+    """Seconds from the first block's start to the run's end: of a run whose prefill takes no time."""
+    sections = pipeline.template.prefill
+    at_once = tuple(
+        replace(section, stages=tuple(replace(stage, work=lambda _shape, _layer: ()) for stage in section.stages))
+        for section in sections
+    )
+    ready = replace(pipeline, template=replace(pipeline.template, prefill=at_once))
+    result = simulate(ready, profile, workload, beyond_memory=True)
+    return result.delivered_tokens / result.end_to_end_tok_s
+
+
+AS_MEASURED = (0.0,) * len(RESOURCES)
+
+
+@settings(max_examples=25, deadline=None, phases=UNSHRUNK)
+@given(st.sampled_from(BESIDE), machines, st.integers(2, 64), more, st.integers(0, 99), st.sampled_from(BatchPolicy))
+@example("herald", ("h200", AS_MEASURED), 24, (("gpu", "peak_tflop_s"), 2.0), 0, BatchPolicy.TWO_BATCH_OVERLAP)
+@example(
+    "herald-no-draft",
+    ("h200", (-2.39, 0.0, -2.9, -1.34, 0.0, 0.0)),
+    8,
+    (("gpu", "bandwidth_gb_s"), 1.1),
+    19,
+    BatchPolicy.LOCKSTEP,
+)
+@example(
+    "herald-no-draft",
+    ("h100", (-0.216, 1.763, 0.0, 0.0, 2.847, -1.759)),
+    51,
+    (("link", "h2d_gb_s"), 1.2),
+    94,
+    BatchPolicy.FIRST_DONE_FIRST_OUT,
+)
+def test_nor_does_a_decode_end_later_where_rows_take_different_numbers_of_steps(
+    method, machine, batch, change, seed, policy
+):
+    """The whole decode, and not a block's time behind the warm-up: what the warm-up saves is not in that.
+
+    The figures' window opens when the warm-up's forwards have ended. Where retrieval binds, a faster GPU saves time
+    only in the blocks at both of the window's ends, and more at the first if that block has more steps. In the second
+    example the warm-up ends 26 ms earlier and the run 21: a block of the window takes 0.18% more, the decode 0.5% less.
+    Of two halves in turn, retrieval gets ahead besides while forwards bind, and later blocks use that up: in the first
+    example a block of the window takes 0.5% more (0.25768 -> 0.25906 s) and the decode 7.5% less.
+
+    Where not all rows begin a block together, there is an anomaly of schedules too. A forward waits for one row's
+    upload while another row's retrieval has the GPU to itself; a faster link has the forward begin sooner, and that
+    retrieval takes turns with it from then on. The third example ends 2.4e-5 later.
+    Seen at most, of 386 pairs: 1.05e-4.
+    """
+    pipeline, workload = build(MODEL, method), of_unequal_steps(batch, seed, policy)
+    before, after = (decode_time(pipeline, profile, workload) for profile in before_and_after(machine, change))
+    together = policy is BatchPolicy.LOCKSTEP
+    assert after <= before * (1 + (TOLERANCES[machine[0]] if together else _OUT_OF_STEP))
+
+
+def test_halves_whose_blocks_look_slower_behind_the_warm_up_end_earlier_with_each_faster_gpu():
+    """From 1.1 to 1.5 times the GPU the window's blocks get 3.8% slower, and the decode 2% faster."""
+    pipeline, workload = build(MODEL, "herald"), of_unequal_steps(24, 0, BatchPolicy.TWO_BATCH_OVERLAP)
+    gpus = [scaled(BASES["h200"], "gpu", "peak_tflop_s", factor) for factor in (1.0, 1.1, 1.5, 2.0, 8.0)]
+    times = [decode_time(pipeline, gpu, workload) for gpu in gpus]
+    assert times == sorted(times, reverse=True)
+
+
+@settings(max_examples=20, deadline=None, phases=UNSHRUNK)
 @given(st.sampled_from((*BESIDE, "mage-cpu")), SCALES, st.integers(1, 96), st.integers(1, 32), more)
 def test_nor_where_gathers_and_uploads_are_slower_beside_a_scan(method, scales, batch, steps, change):
     """Of 241 such pairs none beyond 3.6e-5."""
@@ -129,7 +194,7 @@ def test_nor_where_gathers_and_uploads_are_slower_beside_a_scan(method, scales, 
     assert after <= before * (1 + TOLERANCES["h200"])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15, deadline=None, phases=UNSHRUNK)
 @given(machines, st.integers(1, 48), more)
 def test_nor_under_a_window_that_slides(machine, batch, change):
     pipeline = build(MODEL, "herald-sliding")
@@ -181,7 +246,7 @@ def test_more_memory_never_holds_fewer_requests(method, part, share, factor, con
     assert after >= before
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15, deadline=None, phases=UNSHRUNK)
 @given(st.sampled_from(METHODS), st.integers(1, 40), st.integers(1, 24))
 def test_more_work_never_takes_less_time(method, batch, steps):
     base = block_time(method, PROFILE, 16384, batch, steps)
