@@ -5,15 +5,15 @@ model adds. Overhead and the cost of a byte are found by non-negative least squa
 size; what is left is the cost of a FLOP, by number of queries. On a server that is the largest selection's: smaller
 ones with a block's queries take longer for a FLOP, because threads share heads, and a curve over bytes says how much.
 
-Where a pool lies in memory decides up to a third of the time: the layers of one run's 108 GB were scanned at 82 to 127
-GB/s, the first three of them fastest. So on a server the pool takes most of host memory, calls go round its layers, as
-those of a run do, and the median is that of all these places.
+Where a pool lies in memory decides up to a tenth of the time, whatever reads it, and on one virtual machine up to a
+third: the layers of a run's 86 GB were scanned at 82 to 127 GB/s. So on a server calls go round the layers of a pool,
+as those of a run do, and the median is that of several places; they are few, and the largest runs have more.
 """
 
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import cycle
 
 import numpy as np
@@ -27,9 +27,7 @@ from herald_pipeline.model import bytes_per_element
 from herald_pipeline.units import GB
 
 _LAYERS = 3
-"""Fewest layers of the pool on a server."""
-_OF_MEMORY, _WITH_KEYS = 0.75, 1.35
-"""Share of host memory that pool and 8-bit keys may take, and how much both are over the pool."""
+"""Layers of the pool on a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +55,7 @@ def measure(bench: Bench) -> Part:
     generator = np.random.default_rng(0)
     dram = bench.rate("machine.dram.read_gb_s", "dram") * GB
     per_flop: dict[int, float] = {}
-    layers = 1
-    if bench.on_cuda:
-        layers = pool_layers(shape.num_layers, slots * most * entry, bench.found.get("machine.dram.capacity_gb", 0.0))
-        bench = replace(bench, plan=replace(bench.plan, repeats=max(layers, bench.plan.repeats)))
+    layers = _LAYERS if bench.on_cuda else 1
     with kernels.PagedKV(layers, slots, shape.num_kv_heads, most, shape.head_dim, str(bench.dram_kv_dtype)) as pool:
         pool.fill_normal()
 
@@ -160,11 +155,6 @@ def _in_place(bench: Bench, pool: kernels.PagedKV, point: Point | None) -> Timin
                 kernels.select(pool, layer, slots, lengths, q, k, threads=threads)
                 seconds.append(time.perf_counter() - begun)
     return Timing(point.name, tuple(seconds), 0)
-
-
-def pool_layers(num_layers: int, layer_bytes: float, host_gb: float) -> int:
-    """Layers of a pool that lies in as many places of host memory as it may."""
-    return max(_LAYERS, min(num_layers, int(_OF_MEMORY * host_gb * GB / (_WITH_KEYS * layer_bytes))))
 
 
 def grid(bench: Bench) -> list[tuple[int, int]]:

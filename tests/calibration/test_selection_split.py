@@ -2,7 +2,7 @@
 
 import pytest
 
-from calibration.parts.selection import Point, pool_layers, size_curve, split
+from calibration.parts.selection import Point, size_curve, split
 
 POINTS = [Point(rows, context, x) for x in (1, 4, 32) for rows, context in ((1, 256), (1, 4096), (4, 4096))]
 BYTES = {p.name: p.rows * p.context * 1024.0 for p in POINTS}
@@ -48,13 +48,3 @@ def test_two_selections_of_the_same_bytes_share_the_mean_of_what_they_take():
     seconds = {few.name: 3.0, many.name: 5.0}
     alike = {few.name: 1.0, many.name: 1.0}
     assert size_curve([few, many], seconds, alike, alike, {1.0: 1.0}, 1.0) == ((3.0,), (1.0,))
-
-
-@pytest.mark.parametrize(
-    ("host_gb", "expected"),
-    [(0.0, 3), (20.0, 3), (40.0, 4), (135.0, 13), (1000.0, 20)],
-)
-def test_a_server_s_pool_takes_most_of_its_memory_up_to_the_model_s_layers_and_three_at_least(host_gb, expected):
-    layers = pool_layers(20, 5.37e9, host_gb)
-    assert layers == expected
-    assert layers == 3 or layers * 5.37 < 0.75 * host_gb
