@@ -6,7 +6,7 @@ size; what is left is the cost of a FLOP, by number of queries. On a server that
 ones with a block's queries take longer for a FLOP, because threads share heads, and a curve over bytes says how much.
 
 Where a pool lies in memory decides up to a tenth of the time, whatever reads it, and on one virtual machine up to a
-third: the layers of a run's 86 GB were scanned at 82 to 127 GB/s. So on a server calls go round the layers of a pool,
+third: the layers of a run's 107 GB were scanned at 82 to 127 GB/s. So on a server calls go round the layers of a pool,
 as those of a run do, and the median is that of several places; they are few, and the largest runs have more.
 """
 
