@@ -5,6 +5,6 @@
 #     benchmarks/gpu/one-gpu.sh OUT [MINUTES]
 #
 # Steps, folders and what can be set are those of two-gpus.sh; no part of the profile is left out.
-export NAME="${NAME:-h200-141g_emr-16vcpu-5}" MODEL="${MODEL:-llada2-mini}" THREADS="${THREADS:-15}" PARTS="${PARTS-}"
+export NAME="${NAME:-one-gpu}" MODEL="${MODEL:-llada2-mini}" THREADS="${THREADS:-15}" PARTS="${PARTS-}"
 export CELLS="${CELLS:---plan methods}" REPLICAS="${REPLICAS:---plan int8-and-ceilings}" THEN_MINUTES="${THEN_MINUTES:-2}" PROFILE_S="${PROFILE_S:-210}"
 exec "$(dirname "$0")/two-gpus.sh" "$1" "${2:-2.7}"
