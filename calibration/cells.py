@@ -20,8 +20,8 @@ POINT_KEYS = frozenset({"T", "blocks", "budget"})
 """Options of a cell that a point states as well."""
 _READ_RATE = "pool_read_gb_s"
 """Of a cell's ``host_rates``: the read rate of the memory that the run's pool lay in. That of any other memory
-(``dram_read_gb_s``) says little of the run: a virtual machine's places differ by 1.5 times, and selections on six
-machines, whose places for such a probe read 125 to 156 GB/s, all ran at 93 to 98."""
+(``dram_read_gb_s``) says little of the run: a virtual machine's places differ by 1.5 times. On two machines it read 125 to 159 GB/s around
+runs, and HERALD's selections (32K x 80) had 98 and 96, as the 89 to 96 of three others (docs/measured-on-h200.md)."""
 
 
 @dataclass(frozen=True, slots=True)

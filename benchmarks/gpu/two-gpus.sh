@@ -6,11 +6,11 @@
 # MINUTES (3.5) are for the cells of Table II; the profile takes up to PROFILE_S seconds (200), the replicas about two
 # minutes. Cells lie in runs/NAME and are not run again by a second call, nor are those of benchmarks/results/NAME. OUT
 # gets few and small files, after every step: the tables as text, the profile, cells.tgz and raw.tgz with everything.
-# Set before the command what differs on your machine: NAME, MODEL, THREADS, CELLS, REPLICAS and the rest below.
+# Set before the command what differs on your machine: NAME of profile and cells, MODEL, THREADS, CELLS, REPLICAS and the rest below.
 set -u
 OUT=$1
 MINUTES=${2:-3.5}
-NAME=${NAME:-h200x2-141g_emr-32vcpu-2} MODEL=${MODEL:-sdar-8b} DEVICE=${DEVICE:-cuda} PYTHON=${PYTHON:-python3}
+NAME=${NAME:-two-gpus} MODEL=${MODEL:-sdar-8b} DEVICE=${DEVICE:-cuda} PYTHON=${PYTHON:-python3}
 THREADS=${THREADS:-31}                                # all cores but one, which serves the streams
 CELLS=${CELLS:-"--plan sdar"} REPLICAS=${REPLICAS:-"--plan replicas"}
 MEASURE=${MEASURE:-"--repeats 6 --max-spread 1.0 --pcie 5x16"}
