@@ -20,8 +20,9 @@ POINT_KEYS = frozenset({"T", "blocks", "budget"})
 """Options of a cell that a point states as well."""
 _READ_RATE = "pool_read_gb_s"
 """Of a cell's ``host_rates``: the read rate of the memory that the run's pool lay in. That of any other memory
-(``dram_read_gb_s``) says little of the run: a virtual machine's places differ by 1.5 times. On two machines it read 125 to 159 GB/s around
-runs, and HERALD's selections (32K x 80) had 98 and 96, as the 89 to 96 of three others (docs/measured-on-h200.md)."""
+(``dram_read_gb_s``) says little of the run: a virtual machine's places differ by 1.5 times. On two machines it read 125
+to 159 GB/s around runs, and HERALD's selections (32K x 80) had 98 and 96, those of three others 89 to 96
+(docs/measured-on-h200.md)."""
 
 
 @dataclass(frozen=True, slots=True)
