@@ -205,6 +205,9 @@ class Engine:
         Time of work on the device with rests over its time where it never rests: a card at its power limit lowers its
         clock (curve over token rows). It holds for methods that leave the device no rest, and not for experts: their
         rate is that of a run's steps, which follow one another. Absent: 1.
+    constant_load_efficiency_sparse
+        The same of steps over selected entries, which take less power than full attention. Absent:
+        ``constant_load_efficiency``.
     select_dram_efficiency, select_flops_efficiency
         Share of ``dram.read_gb_s`` of the selection kernel's pass over the KV, and share of
         ``cpu.attention_tflop_s`` of its work per query (score store and top-k included). The two times add up.
@@ -273,6 +276,7 @@ class Engine:
     scattered_copy_efficiency: Quantity | None = _quantity("share", "copies", "scattered")
     row_fetch_efficiency: Quantity | None = _quantity("share", "gather", "rows")
     constant_load_efficiency: Quantity | None = _quantity("share", "load", optional=True)
+    constant_load_efficiency_sparse: Quantity | None = _quantity("share", "load", optional=True)
     select_dram_efficiency: Quantity | None = _quantity("share", "selection", "select", "select_keys", "select_int8")
     select_flops_efficiency: Quantity | None = _quantity("share", "selection", "select", "select_keys", "select_int8")
     select_size_cost: Quantity | None = _quantity("x", "selection", optional=True)

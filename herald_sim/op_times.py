@@ -53,7 +53,7 @@ class OpTimes:
         self._experts = moe.num_experts if moe else 1
         # What waits for nothing but the device leaves it no rest; blocks on their way to the host hold nothing up.
         resources = {stage.resource for stage in self.pipeline.template.stages()}
-        self._never_rests = engine.constant_load_efficiency is not None and resources <= {"gpu", "d2h"}
+        self._load = self._load_name() if resources <= {"gpu", "d2h"} else ""
         self._per_token = moe.experts_per_token if moe else 1
         # By identity: the description hands out the same op for the same tokens.
         self._op_ns: dict[int, tuple[Op, float]] = {}
@@ -125,6 +125,16 @@ class OpTimes:
 
     # The GPU ---------------------------------------------------------------------------------------------------------
 
+    def _load_name(self) -> str:
+        """The share of constant load that fits the steps, or nothing where none is stated.
+
+        Full attention takes more power than steps over selected entries do.
+        """
+        sparse = any(pool.name == "sparse" for pool in self.pipeline.pools)
+        names = ("constant_load_efficiency_sparse",) if sparse else ()
+        stated = (name for name in (*names, "constant_load_efficiency") if getattr(self._engine, name) is not None)
+        return next(stated, "")
+
     def _gpu_ns(self, op: Op) -> float:
         known = self._op_ns.get(id(op))
         if known is not None and known[0] is op:
@@ -133,8 +143,8 @@ class OpTimes:
             self._op_ns.clear()
         time = self._op_time(op)
         # Experts are timed in steps that follow one another (calibration.gpu.steps): that load is in their rate.
-        if self._never_rests and op.kind is not OpKind.EXPERTS:
-            time /= self._read("constant_load_efficiency", self._engine.constant_load_efficiency, op.tokens)
+        if self._load and op.kind is not OpKind.EXPERTS:
+            time /= self._read(self._load, getattr(self._engine, self._load), op.tokens)
         self._op_ns[id(op)] = (op, time)
         return time
 

@@ -70,6 +70,18 @@ def test_only_methods_that_leave_the_device_no_rest_run_at_the_rate_of_constant_
     assert costs_of(herald, loaded)["denoise"] == costs_of(herald, base)["denoise"]
 
 
+def test_steps_over_selected_entries_have_a_share_of_constant_load_of_their_own(changed_profile, pipeline_of):
+    both = "engine.constant_load_efficiency=0.5", "engine.constant_load_efficiency_sparse=0.8"
+    dense, ideal = (pipeline_of(method, model="sdar-8b") for method in ("dense", "ideal"))
+    base, full, loaded = changed_profile(), changed_profile(both[0]), changed_profile(*both)
+    assert costs_of(dense, loaded) == costs_of(dense, full)
+    assert costs_of(ideal, changed_profile(both[1]))["denoise"] == costs_of(ideal, loaded)["denoise"]
+    # Launch gaps and norms are fixed times: only work on the device takes longer.
+    assert 1.1 < costs_of(ideal, loaded)["denoise"] / costs_of(ideal, base)["denoise"] < 1.25
+    # A profile that states one share has it for both.
+    assert 1.5 < costs_of(ideal, full)["denoise"] / costs_of(ideal, base)["denoise"] < 2.0
+
+
 def test_experts_were_timed_under_load_and_take_no_longer_for_it(changed_profile, pipeline_of):
     changes = ("engine.constant_load_efficiency=0.5", "engine.grouped_gemm_efficiency=1e-5")
     base, loaded = changed_profile(changes[1]), changed_profile(*changes)
