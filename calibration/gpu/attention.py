@@ -128,8 +128,8 @@ class Pool:
         begin = layer * (self._size // self.layers(rows, length) // 64) * 64
         return [part[begin : begin + needed].view(dims) for part in self._parts]
 
-    def work(self, rows: int, length: int, lanes: int = 1) -> Work:
-        """A pass of our kernel; with two ``lanes`` a row, the block and its draft, side by side."""
+    def work(self, rows: int, length: int, lanes: int = 1, most: int | None = None) -> Work:
+        """A pass of our kernel, of ``most`` layers; with two ``lanes`` a row, the block and its draft, side by side."""
         from herald_exec.cuda.forward import launch_shape
         from herald_exec.cuda.kernels.attention import attend_lanes
 
@@ -138,7 +138,7 @@ class Pool:
         lengths = torch.full((count,), length, device=self._bench.device, dtype=torch.int32)
         queries, own = self._q[:count], (self._own[0][:count], self._own[1][:count])
         shaped = launch_shape(count * self._bench.shape.num_kv_heads, length + self._bench.block_length)
-        passes = [self._layer(rows, length, layer) for layer in range(self.layers(rows, length))]
+        passes = [self._layer(rows, length, layer) for layer in range(self.layers(rows, length))][:most]
 
         def run() -> None:
             for keys, values in passes:

@@ -56,6 +56,7 @@ def measured():
             patch.setattr("calibration.gpu.load.LOAD_S", 0.2)
             patch.setattr("calibration.gpu.load.REST_S", 0.1)
             patch.setattr("calibration.gpu.load.sizes", lambda _: ((4, 1024), (16, 1024)))
+            patch.setattr("calibration.gpu.load.sparse_sizes", lambda _: ((16, 1024),))
             for name in ("grouped-gemm", "launch", "load", "contention"):
                 found[name] = parts.get(name)(bench)
     return found
@@ -70,6 +71,7 @@ def test_every_number_of_the_engine_is_found_with_its_unit(measured):
         "grouped_gemm_efficiency", "routed_token_share", "decide_overhead_us", "head_token_share",
         "retrieval_layer_overhead_us", "d2h_overhead_us", "kernels_per_layer", "proxy_efficiency", "turn_wait_share",
         "exchange_project_us", "exchange_finish_us", "scattered_copy_efficiency", "constant_load_efficiency",
+        "constant_load_efficiency_sparse",
         "gather_beside_scan", "copy_beside_scan", "row_fetch_beside_scan", "down_beside_scan",
     }  # fmt: skip
     for value in values:
