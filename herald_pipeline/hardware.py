@@ -56,11 +56,13 @@ _RAW_GB_S_X16 = {1: 4.0, 2: 8.0, 3: 16.0, 4: 32.0, 5: 64.0, 6: 128.0}
 _CODED_SHARE = {1: 0.8, 2: 0.8, 3: 128 / 130, 4: 128 / 130, 5: 128 / 130, 6: 242 / 256}
 
 
-def _quantity(unit: str, measured_by: str, *needed_for: str, optional: bool = False) -> Any:
+def _quantity(
+    unit: str, measured_by: str, *needed_for: str, optional: bool = False, minimum: float | None = None
+) -> Any:
     """Field of a quantity, ``None`` until stated; a share (unit 1) cannot exceed 1 unless it counts passes."""
     needs = () if optional else (needed_for or ("always",))
     maximum = 1.0 if unit == "share" else None
-    return field(default=None, metadata={"spec": Spec(unit, measured_by, needs, maximum)})
+    return field(default=None, metadata={"spec": Spec(unit, measured_by, needs, maximum, minimum)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +230,11 @@ class Engine:
     gather_beside_scan, copy_beside_scan, row_fetch_beside_scan, down_beside_scan
         How many times as long a gather, an upload, rows that the device reads itself, and a launch that brings KV to
         the host take while a selection runs (curves over their bytes). Absent: 1.
+    step_beside_row_fetch, proxy_beside_row_fetch, row_fetch_beside_step
+        Where the device fetches rows by a stream of high priority, whose programs hold multiprocessors: how many times
+        as long, at least 1, a forward's stage (curve over token rows) and a proxy's (over the bytes of its partial
+        keys) take while a fetch is under way, and a fetch (over its bytes) while kernels are. Absent: 1, and of a proxy
+        as of a step.
     turn_wait_share
         Of the main stream's kernel under way, the share for which a kernel of a high-priority stream waits: it gets
         room as blocks of the other end, not when all have. Absent: 1.
@@ -290,6 +297,9 @@ class Engine:
     copy_beside_scan: Quantity | None = _quantity("x", "contention", optional=True)
     row_fetch_beside_scan: Quantity | None = _quantity("x", "contention", optional=True)
     down_beside_scan: Quantity | None = _quantity("x", "contention", optional=True)
+    step_beside_row_fetch: Quantity | None = _quantity("x", "contention", optional=True, minimum=1.0)
+    proxy_beside_row_fetch: Quantity | None = _quantity("x", "contention", optional=True, minimum=1.0)
+    row_fetch_beside_step: Quantity | None = _quantity("x", "contention", optional=True, minimum=1.0)
     turn_wait_share: Quantity | None = _quantity("share", "contention", optional=True)
     kernels_per_layer: Quantity | None = _quantity("kernels", "launch")
     retrieval_kernels_per_layer: Quantity | None = _quantity("kernels", "launch", "select")

@@ -52,6 +52,10 @@ def _range_problems(path: str, spec: Spec, quantity: Quantity) -> list[str]:
             problems.append(f"{path} must be {bound} {spec.unit}, got {value!r}")
         elif spec.maximum is not None and value > spec.maximum:
             problems.append(f"{path} must be <= {spec.maximum:g} (a share of a raw rate), got {value!r}")
+        elif spec.minimum is not None and value < spec.minimum:
+            problems.append(
+                f"{path} must be >= {spec.minimum:g} (a time over the time alone), got {value!r}; {_usual(spec)}"
+            )
         elif value and not SMALLEST <= value <= LARGEST:
             problems.append(
                 f"{path} must lie between {SMALLEST:g} and {LARGEST:g} {spec.unit}, or times leave what nanoseconds "

@@ -20,6 +20,11 @@ MAIN = Stream("main")
 RETRIEVAL = Stream("retrieval", high_priority=True)
 GATHER = Stream("gather")
 UPLOAD = Stream("h2d")
+FETCH = Stream("h2d", high_priority=True)
+"""Where the device fetches the rows that a step is about to read: the link is to be busy while the step computes.
+
+Without priority a fetch would begin when a kernel of the step that fills the device has run out of programs.
+"""
 DOWNLOAD = Stream("d2h")
 
 FULL_PREFIX = Access("full", Region.PREFIX)

@@ -128,3 +128,4 @@ class Spec(NamedTuple):
     measured_by: str
     needed_for: tuple[str, ...] = ("always",)
     maximum: float | None = None
+    minimum: float | None = None

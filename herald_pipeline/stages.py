@@ -311,7 +311,10 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """An in-order queue of launches. ``high_priority`` kernels start before others at an op boundary."""
+    """An in-order queue of launches. ``high_priority`` kernels start before others at an op boundary.
+
+    That holds for kernels that fetch rows of host memory, too: they then keep some multiprocessors to themselves.
+    """
 
     name: str
     high_priority: bool = False

@@ -22,6 +22,8 @@ _PASS = frozenset({"project", "finish", "exact_layer"})
 """Actions of a selection pass on the device: launched layer by layer, in whichever stream."""
 SCAN = "scan"
 """Among a flow's uses: it is a selection's pass over the KV."""
+KERNELS = "kernels"
+"""In place of a flow's uses: kernels are under way on the GPU (:meth:`~herald_sim.resources.SharedRates.mark`)."""
 BESIDE = "beside "
 """Before such a name, with a speed: the flow is no faster while one with that name is under way."""
 
@@ -34,11 +36,13 @@ class Kernels:
     count for more: the power mean of order 3. The kernel that a random moment falls into would be the mean over time,
     which comes near it but gets longer if only short kernels get shorter; this one never does. Where the profile says
     how long a thread block runs, no kernel counts for more than that: a priority stream's kernel gets its place then.
+    All of it takes ``beside_fetch`` times as long while a fetch holds multiprocessors (:attr:`Flow.holds_gpu`).
     """
 
     total_ns: int
     kernel_ns: float
     wait_ns: float
+    beside_fetch: float = 1.0
     on_gpu: Literal[True] = True
 
 
@@ -48,10 +52,14 @@ Uses = tuple[tuple[str, float], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flow:
-    """Work that moves bytes: ``total_ns`` alone; ``uses`` says which share of each shared rate it takes then."""
+    """Work that moves bytes: ``total_ns`` alone; ``uses`` says which share of each shared rate it takes then.
+
+    ``holds_gpu``: programs of the device do it, which keep multiprocessors from kernels meanwhile.
+    """
 
     total_ns: int
     uses: Uses
+    holds_gpu: bool = False
     on_gpu: Literal[False] = False
 
 
@@ -126,6 +134,8 @@ class CostModel(OpTimes):
         self._duplex = optional(machine.link.duplex_gb_s)
         self._scans = _scans(self.pipeline.template)
         self._small = {stream.name for stream in self.pipeline.template.streams if stream.high_priority}
+        self.fetches_hold_gpu = self._slows_steps()
+        """Whether kernels take longer while rows are fetched: what contends for the GPU is more than kernels then."""
         self._classes: dict[str, Mapping[int | None, int]] = {}
         self._uses: dict[Uses, Uses] = {}
 
@@ -160,6 +170,34 @@ class CostModel(OpTimes):
         num_bytes = {"gpu": hbm, "cpu": dram, "h2d": h2d, "d2h": d2h}[stage.resource]
         return Cost(self._phases(stage, work), num_bytes, flops, h2d, d2h, dram)
 
+    def _slows_steps(self) -> bool:
+        """Whether the profile says what row fetches and kernels cost each other, and the former go first here."""
+        engine = self._engine
+        own = (engine.step_beside_row_fetch, engine.proxy_beside_row_fetch, engine.row_fetch_beside_step)
+        stated = any(quantity is not None for quantity in own)
+        fetching = (stage for stage in self.pipeline.template.stages() if stage.action == "fetch_rows")
+        return stated and not self._emulated and any(stage.stream in self._small for stage in fetching)
+
+    def _beside_fetch(self, work: Work) -> float:
+        """How many times as long a launch's kernels take while rows are fetched."""
+        engine, ops = self._engine, [op for repeat in work for op in repeat.ops if op.kind not in _MOVES]
+        scores = [op for op in ops if op.kind is OpKind.PROXY]
+        if scores and engine.proxy_beside_row_fetch is not None:
+            longer = self._read("proxy_beside_row_fetch", engine.proxy_beside_row_fetch, scores[0].hbm_bytes)
+        elif ops and engine.step_beside_row_fetch is not None:
+            longer = self._read("step_beside_row_fetch", engine.step_beside_row_fetch, ops[0].tokens)
+        else:
+            longer = 1.0
+        return max(1.0, longer)
+
+    def _holding(self, flow: Flow, op: Op) -> Flow:
+        """A fetch by programs of the device, which run beside kernels."""
+        uses, longer = flow.uses, self._engine.row_fetch_beside_step
+        if longer is not None:
+            speed = 1.0 / max(1.0, self._read("row_fetch_beside_step", longer, op.h2d_bytes))
+            uses = self._one_object((*uses, (BESIDE + KERNELS, round(speed, 9))))
+        return Flow(flow.total_ns, uses, holds_gpu=True)
+
     # Phases ----------------------------------------------------------------------------------------------------------
 
     def _phases(self, stage: Stage, work: Work) -> tuple[Phase, ...]:
@@ -173,6 +211,7 @@ class CostModel(OpTimes):
         if self._engine.decide_overhead_us is not None and stage.decides and work:
             phases.append(Flow(round(self._decide_ns(work)), ()))
         own_proxy = self._engine.proxy_efficiency is not None
+        beside = self._beside_fetch(work) if self.fetches_hold_gpu and stage.resource == "gpu" else 1.0
         for repeat in _expanded(work):
             layer_ns = 0.0
             kinds: set[OpKind] = set()
@@ -185,8 +224,10 @@ class CostModel(OpTimes):
                     if kinds:
                         segments.append(self._layer_segment(layer_ns, kinds, small, own, 1))
                         layer_ns, kinds = 0.0, set()
-                    self._close(phases, segments)
-                    phases.append(self._flow(op, beside_kernels=stage.resource == "gpu"))
+                    self._close(phases, segments, beside)
+                    flow = self._flow(op, beside_kernels=stage.resource == "gpu")
+                    holds = small and self.fetches_hold_gpu and op.layout in ROW_BY_ROW
+                    phases.append(self._holding(flow, op) if holds else flow)
                 elif kind is OpKind.TOP_K and own_proxy and OpKind.PROXY in kinds:
                     kinds.add(kind)  # the proxy's share holds it
                 elif kind is OpKind.HEAD:
@@ -199,7 +240,7 @@ class CostModel(OpTimes):
                     kinds.add(kind)
             if kinds:
                 segments.append(self._layer_segment(layer_ns, kinds, small, own, repeat.count))
-        self._close(phases, segments)
+        self._close(phases, segments, beside)
         if work and stage.resource in (H2D, D2H):
             phases += self._copy_overhead(stage.resource, work)
         if self._emulated and stage.stream != "main":
@@ -328,14 +369,14 @@ class CostModel(OpTimes):
         other = () if isinstance(phase, Kernels) else phase.uses
         return Flow(phase.total_ns, self._one_object((*other, (RETRIEVAL_CORES, 1.0))))
 
-    def _close(self, phases: list[Phase], segments: list[tuple[float, int]]) -> None:
+    def _close(self, phases: list[Phase], segments: list[tuple[float, int]], beside_fetch: float) -> None:
         """Move the kernels gathered so far into a phase."""
         if segments:
             total = sum(time * count for time, count in segments)
             count = sum(count for _, count in segments)
             waits = [(min(self._wait_share * time, self._block_ns), count) for time, count in segments]
             wait_ns = (sum(time**3 * count for time, count in waits) / count) ** (1 / 3)
-            phases.append(Kernels(round(total), total / count, wait_ns))
+            phases.append(Kernels(round(total), total / count, wait_ns, beside_fetch))
             segments.clear()
 
 

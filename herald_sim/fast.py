@@ -1,9 +1,9 @@
 """Fast mode: the same program as a max-plus recurrence, all blocks priced at once; no events, no contention.
 
 A launch starts when its stream is free and the launches that it waits for have ended, and takes the time it takes
-alone. So fast mode equals event mode where nothing contends, and is too fast where GPU kernels take turns or rates are
-shared. It covers lockstep batches of equal requests with one T; anything else is refused
-(:func:`~herald_sim.uncontended.why_not`), and callers fall back to events and say so.
+alone. So fast mode equals event mode where nothing contends, and is too fast where GPU kernels take turns, rates are
+shared, or the device fetches rows beside kernels. It covers lockstep batches of equal requests with one T; anything
+else is refused (:func:`~herald_sim.uncontended.why_not`), and callers fall back to events and say so.
 
 The structure of a block (its launches and what each waits for) is read off a short run of the program; the times of all
 blocks come from the cost model, once for each launch of a block, with arrays over the blocks in place of numbers.
@@ -65,7 +65,10 @@ class _VectorCosts(CostModel):
     def _longer(self, one: Any, other: Any) -> Any:
         return np.maximum(one, other)
 
-    def _close(self, phases: list[Phase], segments: list[tuple[float, int]]) -> None:
+    def _slows_steps(self) -> bool:
+        return False  # nothing contends
+
+    def _close(self, phases: list[Phase], segments: list[tuple[float, int]], beside_fetch: float) -> None:
         if segments:
             total = sum(time * count for time, count in segments)
             phases.append(Kernels(cast(int, np.rint(total)), 0.0, 0.0))  # nothing waits: no turns

@@ -19,7 +19,7 @@ from herald_pipeline.units import GB
 from herald_pipeline.workload import Workload
 from herald_sim.clock import Clock
 from herald_sim.cost import DRAM, FIRST, Flow, Uses
-from herald_sim.resources import Done, SharedRates, StartFlow, Work
+from herald_sim.resources import Done, Rates, SharedRates, Work
 from herald_sim.simulate import conclude, prepare, simulate
 
 
@@ -105,25 +105,36 @@ class SharedHost:
         self._told: dict[Work, Done] = {}
         """Work under way -> the simulation that is told of its end."""
 
-    def flows_of(self, replica: int) -> Callable[[Done], StartFlow]:
+    def flows_of(self, replica: int) -> Callable[[Done], Rates]:
         """What a simulation of this number starts its flows with."""
-        known: dict[Uses, Uses] = {}
-
-        def joined(done: Done) -> StartFlow:
-            def start(work: Any, flow: Flow, now: int) -> None:
-                self._told[work] = done
-                uses = known.get(flow.uses)
-                if uses is None:
-                    # One object for equal uses: the shared rates know a mix of flows by their identities.
-                    uses = known[flow.uses] = tuple((_name(name, replica), share) for name, share in flow.uses)
-                self._rates.start(work, Flow(flow.total_ns, uses), now)
-
-            return start
-
-        return joined
+        return lambda done: _Part(self._rates, self._told, done, replica)
 
     def _ended(self, work: Any, now: int) -> None:
         self._told.pop(work)(work, now)
+
+
+class _Part:
+    """A replica's part of its host's rates: its flows go there under names of their own."""
+
+    def __init__(self, rates: SharedRates, told: dict[Work, Done], done: Done, replica: int) -> None:
+        self._rates, self._told, self._done, self._replica = rates, told, done, replica
+        self._known: dict[Uses, Uses] = {}
+
+    def start(self, work: Any, flow: Flow, now: int) -> None:
+        """Move ``flow``'s bytes for ``work``; the simulation is told of its end."""
+        self._told[work] = self._done
+        self._rates.start(work, Flow(flow.total_ns, self._own(flow.uses)), now)
+
+    def mark(self, uses: Uses, under_way: bool, now: int) -> None:
+        """Something of this replica that its flows may be slower beside is under way from now on, or no more."""
+        self._rates.mark(self._own(uses), under_way, now)
+
+    def _own(self, uses: Uses) -> Uses:
+        """One object for equal uses: the shared rates know a mix of flows by their identities."""
+        own = self._known.get(uses)
+        if own is None:
+            own = self._known[uses] = tuple((_name(name, self._replica), share) for name, share in uses)
+        return own
 
 
 def _name(resource: str, replica: int) -> str:

@@ -6,10 +6,10 @@ something joins or leaves.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from herald_sim.clock import Alarm, Clock
-from herald_sim.cost import BESIDE, FIRST, Flow, Kernels, Uses
+from herald_sim.cost import BESIDE, FIRST, KERNELS, Flow, Kernels, Uses
 
 
 class Work:
@@ -45,6 +45,18 @@ Done = Callable[[Any, int], None]
 """Told the work that has ended, and the time."""
 StartFlow = Callable[[Any, Flow, int], None]
 """Moves a flow's bytes for a work, from a time on."""
+KERNELS_RUN: Uses = ((KERNELS, 0.0),)
+"""What kernels are among flows: they take no rate, and some flows are slower beside them."""
+
+
+class Rates(Protocol):
+    """What a simulation's flows share: its own :class:`SharedRates`, or its part of a host's."""
+
+    def start(self, work: Any, flow: Flow, now: int, /) -> None:
+        """Move ``flow``'s bytes for ``work``."""
+
+    def mark(self, uses: Uses, under_way: bool, now: int, /) -> None:
+        """Something with these uses is under way from now on, or no more."""
 
 
 class Gpu:
@@ -148,6 +160,99 @@ class Gpu:
         self._done(work, now)
 
 
+class GpuBesideFetches(Gpu):
+    """A GPU whose kernels take longer while it fetches rows of host memory: that holds some of its multiprocessors.
+
+    A launch goes on at 1 / :attr:`~herald_sim.cost.Kernels.beside_fetch` of its speed for exactly the time in which a
+    fetch is under way: what is left of it is priced anew when one begins and when the last one ends. A fetch that comes
+    sooner by some time costs the launch less than that, so nothing that gets shorter makes an end later.
+    """
+
+    def __init__(self, env: Clock, done: Done) -> None:
+        super().__init__(env, done)
+        self._fetches: set[Work] = set()
+        self._rates: Rates | None = None
+        self._told_busy = False
+
+    def beside(self, rates: Rates) -> StartFlow:
+        """``rates.start`` that tells this GPU of flows that hold multiprocessors; ``rates`` hear of kernels."""
+        self._rates = rates
+
+        def started(work: Any, flow: Flow, now: int) -> None:
+            if flow.holds_gpu:
+                self._run_until(now)
+                self._fetches.add(work)
+                self._plan(now)
+            rates.start(work, flow, now)
+
+        return started
+
+    def flow_ended(self, work: Work, now: int) -> None:
+        """Told of every flow's end; of those that held nothing, too."""
+        if work in self._fetches:
+            self._run_until(now)
+            self._fetches.discard(work)
+            self._plan(now)
+
+    def _run_until(self, now: int) -> None:
+        if not self._fetches:
+            super()._run_until(now)
+            return
+        passed, small, large = now - self._since, self._small, self._large
+        self._since = now
+        if small is not None and large is not None:
+            own = passed / (small.kernels.beside_fetch + self._ratio * large.kernels.beside_fetch)
+            small.remaining -= own
+            large.remaining -= own * self._ratio
+        else:
+            for alone in (small, large):
+                if alone is not None:
+                    alone.remaining -= passed / alone.kernels.beside_fetch
+
+    def _plan(self, now: int) -> None:
+        busy = self._small is not None or self._large is not None
+        if busy != self._told_busy and self._rates is not None:
+            self._told_busy = busy
+            self._rates.mark(KERNELS_RUN, busy, now)
+        if not self._fetches:
+            super()._plan(now)
+            return
+        small, large = self._small, self._large
+        if small is None or large is None:
+            for alone in (small, large):
+                if alone is not None:
+                    self._arm(alone, now + alone.remaining * alone.kernels.beside_fetch)
+            return
+        kernel_ns = small.kernels.kernel_ns
+        ratio = self._ratio = large.kernels.wait_ns / kernel_ns if kernel_ns else 0.0
+        one, other = small.kernels.beside_fetch, large.kernels.beside_fetch
+        both = now + small.remaining * one + large.remaining * other
+        if small.remaining * ratio <= large.remaining:
+            self._arm(small, now + small.remaining * (one + ratio * other))
+            self._arm(large, both)
+        else:
+            self._arm(large, now + large.remaining * (other + one / ratio))
+            self._arm(small, both)
+
+    def _arm(self, work: Work, end: float) -> None:
+        """Let ``work`` end at ``end``, sooner than was planned too: an earlier timer is kept, a later one is void."""
+        end_ns = work.end_ns = max(round(end), self._since)
+        if work.armed_ns is None or work.armed_ns > end_ns:
+            work.armed_ns = end_ns
+            work.timer = self._at(end_ns, work, self._calls)
+
+    def _fire(self, alarm: Alarm) -> None:
+        work: Work = alarm._value
+        if alarm is not work.timer:
+            return
+        work.timer = None  # it holds the work: the two would keep each other alive
+        if work.armed_ns is not None and work.end_ns > work.armed_ns:
+            work.armed_ns = None
+            self._arm(work, work.end_ns)
+            return
+        super()._fire(alarm)
+
+
 _MAX_CACHED = 512
 
 
@@ -166,6 +271,7 @@ class SharedRates:
         self._mix: list[int] = []
         """Identities of the active flows' uses: what their speeds depend on."""
         self._slowed = False
+        self._marks: dict[Uses, Work] = {}
         # By mix, for identities hash faster than uses do; the uses are kept with the speeds, so that their ids stay
         # theirs. None: all at full speed.
         self._speeds: dict[tuple[int, ...], tuple[tuple[float, ...] | None, tuple[Uses, ...]]] = {}
@@ -190,8 +296,28 @@ class SharedRates:
         ends_ns = work.ends_ns = now + work.flow.total_ns
         work.timer = self._at(ends_ns, work, self._calls)
 
-    def _share(self, now: int) -> None:
-        """Give every active flow its speed, and a new end where that changed."""
+    def mark(self, uses: Uses, under_way: bool, now: int) -> None:
+        """Count something with these uses, which takes no rate, among the flows from now on, or no more.
+
+        Flows may be slower beside it.
+        """
+        active = self._active
+        if under_way:
+            work = self._marks.get(uses)
+            if work is None:
+                work = self._marks[uses] = Work()
+                work.flow, work.speed = Flow(0, uses), 1.0
+            # In front: the last one is the flow that has just started.
+            active.insert(0, work)
+            self._mix.insert(0, id(work.flow.uses))
+        else:
+            place = active.index(self._marks[uses])
+            del active[place], self._mix[place]
+        if active:
+            self._share(now, begins=False)
+
+    def _share(self, now: int, begins: bool = True) -> None:
+        """Give every active flow its speed, and a new end where that changed; the last one ``begins``, unless not."""
         active = self._active
         key = tuple(self._mix)
         known = self._speeds.get(key)
@@ -204,7 +330,8 @@ class SharedRates:
         speeds = known[0]
         if speeds is None:
             if not self._slowed:
-                self._begin(active[-1], now)
+                if begins:
+                    self._begin(active[-1], now)
                 return
             speeds = (1.0,) * len(active)
         slowed = False

@@ -18,7 +18,7 @@ from herald_sim.checks import Ledger
 from herald_sim.clock import Alarm, Clock
 from herald_sim.cost import Cost, CostModel, Phase
 from herald_sim.pricing import Pricer
-from herald_sim.resources import Done, Gpu, SharedRates, StartFlow, Work
+from herald_sim.resources import Done, Gpu, GpuBesideFetches, Rates, SharedRates, StartFlow, Work
 
 
 class _Lane(Work):
@@ -71,7 +71,7 @@ class Simulation:
         last_tokens: Mapping[int, int] | None = None,
         prompt_tails: Mapping[int, int] | None = None,
         env: Clock | None = None,
-        flows: Callable[[Done], StartFlow] | None = None,
+        flows: Callable[[Done], Rates] | None = None,
     ) -> None:
         self.env = Clock() if env is None else env
         self.program = program
@@ -83,10 +83,15 @@ class Simulation:
         self._last_tokens = last_tokens or {}
         self._prompt_tails = {request: tail for request, tail in (prompt_tails or {}).items() if tail}
         self._block_length = program.pipeline.settings.block_length
-        self._start_kernels = Gpu(self.env, self._next_phase).start
+        gpu: Gpu = (GpuBesideFetches if costs.fetches_hold_gpu else Gpu)(self.env, self._next_phase)
+        self._start_kernels = gpu.start
+        self._fetching: GpuBesideFetches | None = None
+        ended: Done = self._next_phase
+        if isinstance(gpu, GpuBesideFetches):
+            self._fetching, ended = gpu, self._flow_ended
         # Replicas on one host share its clock and its memory's rate (:mod:`herald_sim.replicas`).
-        own = SharedRates(self.env, self._next_phase).start
-        self._start_flow: StartFlow = own if flows is None else flows(self._next_phase)
+        rates: Rates = SharedRates(self.env, ended) if flows is None else flows(ended)
+        self._start_flow: StartFlow = rates.start if self._fetching is None else self._fetching.beside(rates)
         self._lanes = {stream.name: _Lane(stream.high_priority) for stream in program.pipeline.template.streams}
         self._host = (self._wake,)
         self._issues = program.issues()
@@ -224,6 +229,12 @@ class Simulation:
             self._start_kernels(lane, phase, lane.small, now)
         else:
             self._start_flow(lane, phase, now)
+
+    def _flow_ended(self, lane: _Lane, now: int) -> None:
+        """As :meth:`_next_phase`, where kernels are slower beside some flows."""
+        if self._fetching is not None:
+            self._fetching.flow_ended(lane, now)
+        self._next_phase(lane, now)
 
     def _finish(self, lane: _Lane, now: int) -> None:
         """The launch has run: record it, and start what waited for it alone."""

@@ -63,17 +63,6 @@ def open_device(
             message = f"preparing {session.device}: {error}; lower the batch or the context"
             raise RunError(message) from error
         actions, on_close = device.table(), device.close
-    priority = {stream.name for stream in streams if stream.high_priority} | _waited_for(session)
+    priority = {stream.name for stream in streams if stream.high_priority}
     names = [stream.name for stream in streams]
     return CudaStreams(names, session.device, high_priority=priority, cores=cores, on_close=on_close), actions
-
-
-def _waited_for(session: Session) -> set[str]:
-    """Streams of the kernels that fetch what a step is about to read: they get a place before the step's next ones.
-
-    The link is to be busy while the step computes, and a fetch holds few multiprocessors. Without it, it would begin
-    when a kernel of the step that fills them all has run out of programs.
-    """
-    stages = list(session.pipeline.template.stages())
-    proxies = any(stage.action == "proxy" for stage in stages)
-    return {stage.stream for stage in stages if proxies and stage.action == "fetch_rows"}

@@ -6,7 +6,7 @@ The proxy scores partial keys that stay on the device; the other steps of the bl
 from dataclasses import replace
 
 from herald_pipeline.methods.base import Axes, Method
-from herald_pipeline.parts import DOWNLOAD, FULL_PREFIX, MAIN, UPLOAD, Parts
+from herald_pipeline.parts import DOWNLOAD, FETCH, FULL_PREFIX, MAIN, Parts
 from herald_pipeline.pools import Access, Home, Pool, Region, RequestSize
 from herald_pipeline.settings import Settings
 from herald_pipeline.stages import Edge, LaunchShape, LayerLink, Layout, Section, Stage, Template, Work, once
@@ -72,7 +72,7 @@ def build(parts: Parts) -> tuple[Template, tuple[Pool, ...]]:
     denoise = parts.denoise_sparse(double_buffered=False)
     denoise = replace(denoise, completes=(*denoise.completes, PARTIAL_BLOCK))
     template = Template(
-        streams=(MAIN, UPLOAD, DOWNLOAD),
+        streams=(MAIN, FETCH, DOWNLOAD),
         prefill=parts.prefill(offload=True, writes=(PARTIAL_BLOCK,)),
         head=(Section(step_layers(parts)), parts.decide()),
         denoise=denoise,

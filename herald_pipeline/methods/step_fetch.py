@@ -8,7 +8,7 @@ of host memory itself, row by row: then what was picked need not leave it, and n
 from herald_pipeline.methods.base import Axes, Method
 from herald_pipeline.methods.infinigen import partial_keys
 from herald_pipeline.methods.layer_prefetch import offload_edges
-from herald_pipeline.parts import DOWNLOAD, FULL_PREFIX, GATHER, MAIN, UPLOAD, Parts
+from herald_pipeline.parts import DOWNLOAD, FETCH, FULL_PREFIX, GATHER, MAIN, UPLOAD, Parts
 from herald_pipeline.pools import Access, Buffer, Home, Pool, Region, RequestSize
 from herald_pipeline.settings import Settings
 from herald_pipeline.stages import Edge, LaunchShape, LayerLink, Layout, Rows, Section, Stage, Template, Work, once
@@ -138,7 +138,7 @@ def build(parts: Parts) -> tuple[Template, tuple[Pool, ...]]:
     """Transfers hide behind one layer's compute; the rest is exposed in every step."""
     ring, by_device = parts.settings.staging_buffers, parts.settings.gather == "gpu"
     template = Template(
-        streams=(MAIN, UPLOAD, DOWNLOAD) if by_device else (MAIN, GATHER, UPLOAD, DOWNLOAD),
+        streams=(MAIN, FETCH, DOWNLOAD) if by_device else (MAIN, GATHER, UPLOAD, DOWNLOAD),
         prefill=parts.prefill(offload=True, writes=(Access("partial", Region.BLOCK),)),
         step=(Section(step_stages(parts)),),
         denoise=parts.decide_step(),

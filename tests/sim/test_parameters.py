@@ -41,6 +41,7 @@ def outputs(profile):
     runs = [
         *((method, batch, {}) for method, batch in POINTS),
         *(("herald", MANY, settings) for settings in OTHER_WAYS),
+        ("step-fetch", 4, {"gather": "gpu"}),
     ]
     for method, batch, settings in runs:
         workload = Workload.uniform(16384, batch, gen_tokens=96)

@@ -195,6 +195,24 @@ def test_nor_where_gathers_and_uploads_are_slower_beside_a_scan(method, scales, 
 
 
 @settings(max_examples=15, deadline=None, phases=UNSHRUNK)
+@given(SCALES, st.floats(1.0, 3.0), st.integers(1, 96), st.integers(1, 16), more)
+def test_nor_where_steps_and_row_fetches_are_slower_beside_each_other(scales, longer, batch, steps, change):
+    """Of 217 such pairs none beyond 2.7e-5. What both reach at once is no less than one after the other would."""
+    of_fetches = min(2.0, longer / (longer - 1.0)) if longer > 1.0 else 2.0
+    numbers = {"step_beside_row_fetch": longer, "row_fetch_beside_step": of_fetches}
+    stated = [f"engine.{name}={value!r}" for name, value in numbers.items()]
+    measured = hardware_io.resolve("h200-141g_emr-16vcpu-3", None, stated)
+    pipeline = build(MODEL, "step-fetch", gather="gpu")
+    workload = Workload.uniform(16384, batch, gen_tokens=128, steps=steps)
+    for resource, scale in zip(RESOURCES, scales, strict=True):
+        measured = scaled(measured, *resource, 2.0**scale)
+    resource, factor = change
+    pair = (measured, scaled(measured, *resource, factor))
+    before, after = (by_events(pipeline, profile, workload) for profile in pair)
+    assert after <= before * (1 + TOLERANCES["h200"])
+
+
+@settings(max_examples=15, deadline=None, phases=UNSHRUNK)
 @given(machines, st.integers(1, 48), more)
 def test_nor_under_a_window_that_slides(machine, batch, change):
     pipeline = build(MODEL, "herald-sliding")
