@@ -5,8 +5,9 @@ retrieval stream, and a copy within host memory stands for the link. That is how
 """
 
 import os
+import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -80,6 +81,10 @@ class Bench:
         Seconds by size that one part measured and others subtract: name -> size -> seconds.
     steps
         Steps of short runs (:class:`calibration.gpu.steps.Step`), which two parts read.
+    host_pool
+        On a server, the pool in which host memory is measured (:class:`calibration.host_pool.HostPool`).
+    say
+        Takes lines of progress.
     """
 
     shape: ModelShape
@@ -100,6 +105,8 @@ class Bench:
     fused: bool = False
     tables: dict[str, dict[float, float]] = field(default_factory=dict)
     steps: list[Any] = field(default_factory=list)
+    host_pool: Any = None
+    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
     _stream: Any = None
     _model: BlockModel | None = None
 

@@ -21,24 +21,37 @@ KEYS = {"key-only": "engine.select_keys_dram_efficiency", "int8": "engine.select
 """``settings.keys`` -> what is found for it."""
 SELECTED = 20
 """One of so many entries is selected: the budget of 5%."""
+INT8_LAYERS = 3
+"""Layers of which 8-bit keys are made."""
 Place = tuple[int, int]
 """Requests, and entries of each."""
 
 
 def measure(
-    bench: Bench, part: Part, pool: kernels.PagedKV, places: Sequence[Place], per_flop: Callable[[], float], dram: float
+    bench: Bench,
+    part: Part,
+    pool: kernels.PagedKV,
+    layers: Sequence[int],
+    places: Sequence[Place],
+    per_flop: Callable[[], float],
+    dram: float,
 ) -> Callable[[], None]:
     """Time both kinds over ``places`` with one query a request; call the result to add them to ``part``.
 
-    ``per_flop`` (seconds) is asked for then: it follows from selections over the full KV. ``dram`` in bytes a second.
+    Calls go round ``layers`` of the pool; with 8-bit keys round :data:`INT8_LAYERS` of them at most, for a copy takes
+    time and memory. ``per_flop`` (seconds) is asked for then: it follows from selections over the full KV. ``dram`` in
+    bytes a second.
     """
+    few = layers[:: -(-len(layers) // INT8_LAYERS)]
     slots = max(rows for rows, _ in places)
     with_8_bits = kernels.Int8Keys(pool)
     try:
-        for layer, slot in product(range(pool.num_layers), range(slots)):
+        for layer, slot in product(few, range(slots)):
             with_8_bits.update(layer, slot, 0, pool.capacity_tokens, bench.retrieval_threads)
         cases = {
-            f"{keys} {rows}x{context}": _case(bench, pool, rows, context, with_8_bits if keys == "int8" else None)
+            f"{keys} {rows}x{context}": _case(bench, pool, few, rows, context, with_8_bits)
+            if keys == "int8"
+            else _case(bench, pool, layers, rows, context, None)
             for keys in KEYS
             for rows, context in places
         }
@@ -54,13 +67,18 @@ def measure(
 
 
 def _case(
-    bench: Bench, pool: kernels.PagedKV, rows: int, context: int, keys8: kernels.Int8Keys | None
+    bench: Bench,
+    pool: kernels.PagedKV,
+    layers: Sequence[int],
+    rows: int,
+    context: int,
+    keys8: kernels.Int8Keys | None,
 ) -> Callable[[], object]:
     shape = bench.shape
     q = np.random.default_rng(0).standard_normal((rows, 1, shape.num_heads, shape.head_dim), dtype=np.float32)
     slots, lengths, budget = np.arange(rows), np.full(rows, context), np.full(rows, max(1, context // SELECTED))
     options = kernels.SelectOptions(key_only=keys8 is None)
-    threads, turn = bench.retrieval_threads, cycle(range(pool.num_layers))
+    threads, turn = bench.retrieval_threads, cycle(layers)
 
     def call() -> object:
         layer = next(turn)

@@ -89,6 +89,7 @@ def measure(request: Request, say: Say = lambda line: print(line, file=sys.stder
     host = this_host(device)
     out = request.out or Path("profiles") / f"{request.name or host.slug}.toml"
     bench = _bench(request, device)
+    bench.say = say
     so_far = unfinished.path_of(out)
     progress, base = _begin(request, host, bench, out, say)
     bench.base = base

@@ -7,6 +7,7 @@ gather and a copy.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 import numpy as np
 import torch
@@ -37,14 +38,26 @@ class Rows:
         return float(sum(part.numel() * part.element_size() for part in self.buffers))
 
 
-def measure(bench: Bench, part: Part, pool: kernels.PagedKV, places: Sequence[Place]) -> None:
-    """Time both over ``places`` and add what they reach to ``part``."""
-    sizes = {f"{rows}x{context}": selected_rows(bench, pool, rows, context) for rows, context in places}
+def measure(
+    bench: Bench,
+    part: Part,
+    pool: kernels.PagedKV,
+    layers: Sequence[int],
+    fetched: kernels.PagedKV,
+    places: Sequence[Place],
+) -> None:
+    """Time both over ``places`` and add what they reach to ``part``.
+
+    Selections go round ``layers`` of ``pool``; the device reads rows of ``fetched``.
+    """
+    sizes = {f"{rows}x{context}": selected_rows(bench, fetched, rows, context) for rows, context in places}
     contexts = {f"{rows}x{context}": context for rows, context in places}
-    cases = {name: _select(bench, found, contexts[name], copies=False) for name, found in sizes.items()}
-    cases |= {f"{name} fused": _select(bench, found, contexts[name], copies=True) for name, found in sizes.items()}
+    cases = {}
+    for name, found in sizes.items():
+        for case, copies in ((name, False), (f"{name} fused", True)):
+            cases[case] = _select(bench, pool, layers, found, contexts[name], copies=copies)
     _fused(bench, part, sizes, bench.time_host(cases))
-    _read_by_the_device(bench, part, pool, sizes)
+    _read_by_the_device(bench, part, fetched, sizes)
 
 
 def selected_rows(bench: Bench, pool: kernels.PagedKV, rows: int, context: int) -> Rows:
@@ -60,12 +73,14 @@ def selected_rows(bench: Bench, pool: kernels.PagedKV, rows: int, context: int) 
 # By the selection's workers ------------------------------------------------------------------------------------------
 
 
-def _select(bench: Bench, rows: Rows, context: int, *, copies: bool) -> Callable[[], object]:
+def _select(
+    bench: Bench, pool: kernels.PagedKV, layers: Sequence[int], rows: Rows, context: int, *, copies: bool
+) -> Callable[[], object]:
     shape, count = bench.shape, len(rows.slots)
     q = np.random.default_rng(0).standard_normal((count, 1, shape.num_heads, shape.head_dim), dtype=np.float32)
     lengths, budget = np.full(count, context), np.full(count, rows.indices.shape[2])
-    into, threads = rows.buffers if copies else None, bench.retrieval_threads
-    return lambda: kernels.select(rows.pool, 0, rows.slots, lengths, q, budget, gathered=into, threads=threads)
+    into, threads, turn = rows.buffers if copies else None, bench.retrieval_threads, cycle(layers)
+    return lambda: kernels.select(pool, next(turn), rows.slots, lengths, q, budget, gathered=into, threads=threads)
 
 
 def _fused(bench: Bench, part: Part, sizes: Mapping[str, Rows], timings: Mapping[str, Timing]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from calibration import parts
+from calibration import host_pool, parts
 from calibration.bench import Bench, Part
 from calibration.reference import reference_part, reference_seconds
 from herald_pipeline.errors import HeraldError
@@ -22,9 +22,20 @@ def run_parts(
 
     One part that fails costs no other, unless it takes the device with it: then nothing else can run in this process.
     """
+    try:
+        return _run_parts(bench, names, references, say, keep, raw)
+    finally:
+        host_pool.close(bench)
+
+
+def _run_parts(
+    bench: Bench, names: Sequence[str], references: list[float], say: Say, keep: Callable[[], None], raw: Path
+) -> tuple[list[str], bool]:
     refused: list[str] = []
     wanted = [known for known in parts.NAMES if known in names]
     for position, name in enumerate(wanted):
+        if not host_pool.PARTS.intersection(wanted[position:]):
+            host_pool.close(bench)  # runs of later parts have its memory
         start = time.perf_counter()
         try:
             references.append(reference_seconds(bench.device, bench.main_cores, steady=True))

@@ -1,13 +1,15 @@
 """Gather of selected entries by context and k, on the retrieval stream's threads."""
 
 import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 
 from calibration import other_gathers
 from calibration.bench import TORCH_DTYPES, Bench, Part, Value, row_of, widest
-from calibration.parts.selection import grid
+from calibration.host_pool import extents, grid, host_pool, over_places
 from calibration.timing import Work
 from herald_exec import kernels
 from herald_pipeline.model import bytes_per_element
@@ -27,14 +29,10 @@ def measure(bench: Bench) -> Part:
     dim, heads = shape.head_dim, shape.num_kv_heads
     places = grid(bench)
     entry = 2 * heads * dim * bytes_per_element(bench.dram_kv_dtype, dim)
-    slots, most = max(rows for rows, _ in places), max(context for _, context in places)
     generator = np.random.default_rng(0)
     cases: dict[str, Work] = {}
     moved: dict[str, tuple[int, int, int, float]] = {}
-    layers = _layers(bench, slots * most * entry)
-    turn = itertools.cycle(range(layers))
-    with kernels.PagedKV(layers, slots, heads, most, dim, str(bench.dram_kv_dtype)) as pool:
-        pool.fill_normal()
+    with _pools(bench) as (pool, layers, fetched):
         for rows, context in places:
             for budget in _BUDGETS if rows * context < _MANY or not bench.on_cuda else _BUDGETS[:1]:
                 k = max(1, int(context * budget))
@@ -48,14 +46,15 @@ def measure(bench: Bench) -> Part:
                 )
                 out = [_ring((rows, heads, k, dim), bench) for _ in range(2)]
                 name = f"{rows}x{context} k={k}"
-                slot = np.arange(rows)
-                cases[name] = lambda f=found, o=out, s=slot: kernels.gather(
-                    pool, next(turn), s, f, o[0], o[1], threads=threads
+                slot, turn = np.arange(rows), itertools.cycle(layers)
+                cases[name] = lambda f=found, o=out, s=slot, t=turn: kernels.gather(
+                    pool, next(t), s, f, o[0], o[1], threads=threads
                 )  # type: ignore[misc]
                 # Read once, written once; where the device holds another format, conversion adds its own write.
                 moved[name] = (rows, context, k, 2.0 * rows * k * entry)
+        bench = over_places(bench) if bench.on_cuda else bench
         timings = bench.time_host(cases)
-        other_gathers.measure(bench, part, pool, places)
+        other_gathers.measure(bench, part, pool, layers, fetched, places)
     dram = bench.rate("machine.dram.read_gb_s", "dram") * GB
     curve: dict[float, list[float]] = {}
     for name, (rows, context, k, size) in moved.items():
@@ -70,9 +69,24 @@ def measure(bench: Bench) -> Part:
     return part
 
 
-def _layers(bench: Bench, layer_bytes: float) -> int:
-    """Layers that take turns, as in a pass: what one leaves in the caches is gone when it comes round again."""
-    return 1 if bench.on_cuda else max(1, min(bench.shape.num_layers, int(_COLD_BYTES / layer_bytes)))
+@contextmanager
+def _pools(bench: Bench) -> Iterator[tuple[kernels.PagedKV, Sequence[int], kernels.PagedKV]]:
+    """KV that the host gathers from, the layers that take turns, and KV that the device reads rows of.
+
+    What one layer leaves in the caches is gone when it comes round again, as in a pass. On a server they are places of
+    the shared pool; page-locking all of that would take a minute, so the device reads a layer of its own.
+    """
+    shape, (slots, most) = bench.shape, extents(bench)
+    size = slots * most * shape.kv_bytes_per_token_layer(bench.dram_kv_dtype)
+    count = 1 if bench.on_cuda else max(1, min(shape.num_layers, int(_COLD_BYTES / size)))
+    shared = host_pool(bench) if bench.on_cuda else None
+    own = kernels.PagedKV(count, slots, shape.num_kv_heads, most, shape.head_dim, str(bench.dram_kv_dtype))
+    with own:
+        own.fill_normal()
+        if shared is None:
+            yield own, range(count), own
+        else:
+            yield shared.kv, shared.spread(bench.plan.repeats), own
 
 
 def _ring(dims: tuple[int, ...], bench: Bench) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Memory: what the device and the host have, and what the runtime keeps of it. Read from the system, not timed."""
 
+import math
 from pathlib import Path
 
 import psutil
@@ -42,6 +43,34 @@ def measure(bench: Bench) -> Part:
         {"memory": "runtime", "bytes": runtime},
     ]
     return part
+
+
+def free_bytes(host_gb: float | None = None) -> float:
+    """Host memory that this process can still have: of ``host_gb`` where they are stated, else of its own limit."""
+    memory = psutil.virtual_memory()
+    if host_gb is not None:
+        # What a virtual machine shows may grow as it is touched, and what is in use is no less for that.
+        return host_gb * GB - float(memory.total - memory.available)
+    return min(float(memory.available), _control_group_free())
+
+
+def _control_group_free() -> float:
+    """What the control group's limit leaves; file pages that it would give back are free."""
+    for folder, limit, used, key in _CONTROL_GROUPS:
+        files = [Path(folder) / name for name in (limit, used, "memory.stat")]
+        if not all(file.is_file() for file in files):
+            continue
+        texts = [file.read_text(encoding="ascii").strip() for file in files]
+        if texts[0].isdigit():
+            cached = dict(line.split() for line in texts[2].splitlines()).get(key, "0")
+            return float(int(texts[0]) - int(texts[1]) + int(cached))
+    return math.inf
+
+
+_CONTROL_GROUPS = (
+    ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 def host_limit_bytes() -> int:

@@ -6,28 +6,31 @@ size; what is left is the cost of a FLOP, by number of queries. On a server that
 ones with a block's queries take longer for a FLOP, because threads share heads, and a curve over bytes says how much.
 
 Where a pool lies in memory decides up to a tenth of the time, whatever reads it, and on one virtual machine up to a
-third: the layers of a run's 107 GB were scanned at 82 to 127 GB/s. So on a server calls go round the layers of a pool,
-as those of a run do, and the median is that of several places; they are few, and the largest runs have more.
+third: the layers of a run's 107 GB were scanned at 82 to 127 GB/s. So on a server calls go round places at even
+distances in most of host memory (:mod:`calibration.host_pool`), and the median is that of these. The raw table has the
+largest selection and a plain read of every place, which tells whether a read shows what place does to a scan.
 """
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import cycle
 
 import numpy as np
 from scipy.optimize import nnls
 
 from calibration import fewer_bytes
-from calibration.bench import Bench, Part, Value, pinned, row_of, widest
+from calibration.bench import Bench, Part, Row, Value, pinned, row_of, widest
+from calibration.host_pool import HostPool, extents, grid, host_pool, over_places
 from calibration.timing import Timing
 from herald_exec import kernels
 from herald_pipeline.model import bytes_per_element
 from herald_pipeline.units import GB
 
-_LAYERS = 3
-"""Layers of the pool on a server."""
+_ROUNDS = 3
+"""Over all places of a server's pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +52,12 @@ def measure(bench: Bench) -> Part:
     part = Part("selection")
     shape, threads = bench.shape, bench.retrieval_threads
     points = [Point(rows, context, x) for x in (1, 4, bench.block_length) for rows, context in grid(bench)]
-    most = max(point.context for point in points)
-    slots = max(point.rows for point in points)
     entry = 2 * shape.num_kv_heads * shape.head_dim * bytes_per_element(bench.dram_kv_dtype, shape.head_dim)
     generator = np.random.default_rng(0)
     dram = bench.rate("machine.dram.read_gb_s", "dram") * GB
     per_flop: dict[int, float] = {}
-    layers = _LAYERS if bench.on_cuda else 1
-    with kernels.PagedKV(layers, slots, shape.num_kv_heads, most, shape.head_dim, str(bench.dram_kv_dtype)) as pool:
-        pool.fill_normal()
+    largest = max(points, key=lambda p: (p.queries == 1, p.rows * p.context))
+    with _pool(bench) as (pool, layers):
 
         def case(point: Point, count: int = threads):  # type: ignore[no-untyped-def]  # noqa: ANN202
             q = generator.standard_normal(
@@ -65,17 +65,21 @@ def measure(bench: Bench) -> Part:
             )
             slot = np.arange(point.rows)
             lengths = np.full(point.rows, point.context)
-            k, turn = np.full(point.rows, max(1, point.context // 20)), cycle(range(layers))
-            return lambda: kernels.select(pool, next(turn), slot, lengths, q, k, threads=count)
+            k, turn = np.full(point.rows, max(1, point.context // 20)), cycle(layers)
+            return lambda layer=None: kernels.select(
+                pool, next(turn) if layer is None else layer, slot, lengths, q, k, threads=count
+            )
 
-        timings = bench.time_host({point.name: case(point) for point in points})
-        by_threads = {}
-        widest_point = max(points, key=lambda p: (p.queries == 1, p.rows * p.context))
+        tolerant = over_places(bench) if bench.on_cuda else bench
+        timings = tolerant.time_host({point.name: case(point) for point in points})
+        by_threads, of_threads = {}, _of_threads(points, largest) if bench.on_cuda else largest
         if threads > 1:
             counts = [n for n in (1, 2, 4, 8, 16, 32, 64) if n < threads]
-            by_threads = bench.time_host({f"{n} threads": case(widest_point, n) for n in counts})
-        in_place = _in_place(bench, pool, next((p for p in points if p.name == _IN_PLACE), None))
-        add_fewer_bytes = fewer_bytes.measure(bench, part, pool, grid(bench), lambda: per_flop[1], dram)
+            once = replace(tolerant, plan=replace(tolerant.plan, warmup=1))
+            by_threads = once.time_host({f"{n} threads": case(of_threads, n) for n in counts})
+        by_place = _by_place(bench, case(largest)) if bench.on_cuda else {}
+        in_place = _in_place(bench, pool, layers, next((p for p in points if p.name == _IN_PLACE), None))
+        add_fewer_bytes = fewer_bytes.measure(tolerant, part, pool, layers, grid(bench), lambda: per_flop[1], dram)
     bytes_of = {p.name: p.rows * p.context * entry for p in points}
     flops_of = {p.name: 4.0 * p.rows * p.queries * p.context * shape.num_heads * shape.head_dim for p in points}
     seconds = {p.name: timings[p.name].seconds for p in points}
@@ -91,8 +95,10 @@ def measure(bench: Bench) -> Part:
         place = "in turn over the whole pool, with rests"
         part.rows.append(row_of(in_place, case=place, queries=bench.block_length, threads=threads))
     for name, timing in by_threads.items():
-        columns = {"rows": widest_point.rows, "context": widest_point.context, "queries": 1}
+        columns = {"rows": of_threads.rows, "context": of_threads.context, "queries": 1}
         part.rows.append(row_of(timing, **columns, threads=int(name.split()[0])))
+    for layer, (selected, read) in by_place.items():
+        part.rows.append(_place_row(host_pool(bench), layer, selected, read))
     spread = widest(timings.values())
     queries = sorted(per_flop)
     share: tuple[float, ...] | float = min(1.0, 1 / (per_byte * dram))
@@ -128,12 +134,53 @@ def measure(bench: Bench) -> Part:
     return part
 
 
+@contextmanager
+def _pool(bench: Bench) -> Iterator[tuple[kernels.PagedKV, Sequence[int]]]:
+    """KV that holds every point, and the layers that calls go round: on a server those of the shared pool."""
+    if bench.on_cuda:
+        shared = host_pool(bench)
+        yield shared.kv, shared.spread(bench.plan.repeats)
+        return
+    shape, (slots, most) = bench.shape, extents(bench)
+    with kernels.PagedKV(1, slots, shape.num_kv_heads, most, shape.head_dim, str(bench.dram_kv_dtype)) as pool:
+        pool.fill_normal()
+        yield pool, (0,)
+
+
+def _of_threads(points: Sequence[Point], largest: Point) -> Point:
+    """The point that is timed by threads: half of the largest, of which a single thread takes a second and more."""
+    half = [p for p in points if p.queries == 1 and 2 * p.rows * p.context <= largest.rows * largest.context]
+    return max(half, key=lambda p: (p.rows * p.context, p.context))
+
+
+def _by_place(bench: Bench, select: Callable[[int], object]) -> dict[int, tuple[list[float], list[float]]]:
+    """Layer -> seconds of selecting over it, and of a plain read of it, one right behind the other."""
+    pool, threads = host_pool(bench), bench.retrieval_threads
+    found: dict[int, tuple[list[float], list[float]]] = {layer: ([], []) for layer in range(pool.kv.num_layers)}
+    with pinned(bench.retrieval_cores):
+        for _ in range(_ROUNDS):
+            for layer, (selected, read) in found.items():
+                read.append(pool.read_seconds(layer, threads))
+                begun = time.perf_counter()
+                select(layer)
+                selected.append(time.perf_counter() - begun)
+    return found
+
+
+def _place_row(pool: HostPool, layer: int, selected: list[float], read: list[float]) -> Row:
+    """Without a number of threads: rows with one are read as times by threads."""
+    timing, size = Timing("by place", tuple(selected), 0), pool.layer_bytes
+    rates = {"gb_s": size / timing.seconds / GB, "read_gb_s": size / statistics.median(read) / GB}
+    where = {"case": "by place", "layer": layer, "place_gb": round(pool.place_gb(layer), 2), "bytes": size}
+    return row_of(timing, **where, **{name: round(rate, 3) for name, rate in rates.items()})
+
+
 _IN_PLACE = "16x32768 x=32"
 _REST_S = 0.003
 """Between the selections of two layers of ``mage-cpu``: the device finishes one layer and projects the next."""
 
 
-def _in_place(bench: Bench, pool: kernels.PagedKV, point: Point | None) -> Timing | None:
+def _in_place(bench: Bench, pool: kernels.PagedKV, layers: Sequence[int], point: Point | None) -> Timing | None:
     """``mage-cpu``'s selection as its runs have it: no layer twice in a row, all over the pool, rests between.
 
     No number of the profile comes of it; beside the kernel's own time it tells whether place or rests make a stage
@@ -149,21 +196,12 @@ def _in_place(bench: Bench, pool: kernels.PagedKV, point: Point | None) -> Timin
     seconds = []
     with pinned(bench.retrieval_cores):
         for slots in groups:
-            for layer in range(pool.num_layers):
+            for layer in layers:
                 time.sleep(_REST_S)
                 begun = time.perf_counter()
                 kernels.select(pool, layer, slots, lengths, q, k, threads=threads)
                 seconds.append(time.perf_counter() - begun)
     return Timing(point.name, tuple(seconds), 0)
-
-
-def grid(bench: Bench) -> list[tuple[int, int]]:
-    """(requests, context) of the points."""
-    if bench.on_cuda:
-        # Batches and contexts of a server; the largest is the paper's.
-        return [(1, 1024), (4, 4096), (16, 16384), (16, 32768), (40, 32768), (80, 16384), (80, 32768)]
-    few = [(1, 256), (1, 1024), (4, 1024), (1, 4096), (4, 4096)]
-    return few if bench.quick else [*few, (1, 16384), (8, 16384), (32, 16384)]
 
 
 def reading_curve(

@@ -40,7 +40,7 @@ def measured():
     found = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in ("dram", "attention", "gemm", "sampler", "copies", "selection", "gather", "proxy"):
+        for name in ("memory", "dram", "attention", "gemm", "sampler", "copies", "selection", "gather", "proxy"):
             found[name] = parts.get(name)(bench)
             for value in found[name].values:
                 bench.found[value.path] = float(value.y if isinstance(value.y, float | int) else max(value.y))
