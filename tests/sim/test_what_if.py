@@ -36,7 +36,7 @@ _ROUNDING = 1e-6
 """A launch ends on a whole nanosecond: of hundreds of launches a block, in hundreds of milliseconds."""
 TOLERANCES = {"h100": _ROUNDING, "h200": 1e-3}
 """The measured machine's forwards have turns of the host between their kernels, and its link's directions share a rate:
-the proof (ARCHITECTURE.md) leaves both out. Seen at most: 1.5e-4.
+the proof (docs/more-never-hurts.md) leaves both out. Seen at most: 1.5e-4.
 """
 _OUT_OF_STEP = 1e-3
 """Of a decode whose rows, or halves, begin blocks at different times: the proof is for a batch that begins together."""
