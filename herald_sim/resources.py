@@ -66,8 +66,8 @@ class Gpu:
     (:attr:`~herald_sim.cost.Kernels.wait_ns`), runs, and then the next one waits. In the mean over many turns that is
     a flow: of every ``wait_ns`` + ``kernel_ns`` nanoseconds the large launch has the first part, the small one the
     other, and the GPU never rests while there is work. So queueing follows from kernel counts, and which kernel meets
-    which, an accident of nanoseconds, decides nothing: more of a resource then never hurts (docs/more-never-hurts.md has
-    the proof). Launches of one class run one after another.
+    which, an accident of nanoseconds, decides nothing: more of a resource then never hurts
+    (docs/more-never-hurts.md has the proof). Launches of one class run one after another.
     """
 
     def __init__(self, env: Clock, done: Done) -> None:
