@@ -54,7 +54,7 @@ def _share(bench: Bench, part: Part, path: str, model: BlockModel, attended: Map
     shares, spread = {}, 0.0
     for (rows, length), attend in attended.items():
         tokens = rows * bench.block_length
-        work = both(attend, layers.layer(bench, model, tokens, distinct=_distinct(bench, tokens)))
+        work = both(attend, layers.layer(bench, model, tokens, distinct=distinct_rows(bench, tokens)))
         rested, loaded = _timings(bench, captured(bench, {"pass": work})["pass"] if bench.on_cuda else work)
         shares[tokens] = min(1.0, rested.seconds / loaded.seconds)
         spread = max(spread, rested.spread, loaded.spread)
@@ -65,7 +65,7 @@ def _share(bench: Bench, part: Part, path: str, model: BlockModel, attended: Map
     return Value(path, "share", tuple(shares[int(n)] for n in at), at, "rows", round(spread, 4), note)
 
 
-def _distinct(bench: Bench, tokens: int) -> int:
+def distinct_rows(bench: Bench, tokens: int) -> int:
     """Rows that differ: as many as route independently in runs, so that a pass reads as many experts as a step."""
     return max(1, round(bench.found.get("engine.routed_token_share", 1.0) * tokens))
 

@@ -78,6 +78,7 @@ def measure(bench: Bench) -> Part:
                 part.rows.append(row_of(timing, case=other, beside=name, times_as_long=round(slower, 3)))
         if bench.on_cuda:
             beside_scan.measure(bench, part, pool, rows, context)
+            _beside_rows(bench, part, pool, context)
             part.values.append(short_runs_beside(bench, part, others["selection"]))
     if bench.on_cuda:
         from calibration.gpu import turns
@@ -87,6 +88,12 @@ def measure(bench: Bench) -> Part:
         copied = {"gather": 4.0 * ring[0].numel() * ring[0].element_size(), "copies": float(size)}
         part.values += losses(alone_other["selection"].seconds, pairs, {k: n / dram for k, n in copied.items()})
     return part
+
+
+def _beside_rows(bench: Bench, part: Part, pool: kernels.PagedKV, context: int) -> None:
+    from calibration.gpu import beside_rows  # a GPU's: Triton
+
+    beside_rows.measure(bench, part, pool, context)
 
 
 def short_runs_beside(bench: Bench, part: Part, selecting: Work) -> Value:
