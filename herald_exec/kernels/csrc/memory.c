@@ -46,26 +46,31 @@ static uint64_t mix(uint64_t x) { /* splitmix64 */
 /* Sum of eight 8-bit uniforms, centred: close to a unit normal, the same for every thread count. */
 static float normal_of(uint64_t seed, uint64_t index) {
     uint64_t bits = mix(seed + index * 0x2545f4914f6cdd1du);
-    int sum = 0;
-    for (int i = 0; i < 8; i++) sum += (int)(bits >> 8 * i & 0xff);
+    bits = (bits & 0x00ff00ff00ff00ffu) + (bits >> 8 & 0x00ff00ff00ff00ffu); /* four sums of two bytes each */
+    int sum = (int)(bits * 0x0001000100010001u >> 48);
     return ((float)sum - 1020.0f) / 209.02f;
 }
+static uint16_t half_of(uint32_t bits, int dtype) {
+    if (dtype == HERALD_BF16) return (uint16_t)((bits + 0x8000u) >> 16);
+    /* |value| is within [2^-7, 5) here, or 0: a plain change of exponent */
+    int32_t exponent = (int32_t)(bits >> 23 & 0xff) - 112;
+    uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
+    return exponent > 0 ? (uint16_t)(sign | exponent << 10 | (int32_t)(bits >> 13 & 0x3ff)) : sign;
+}
 static void normal_block(void *context, int64_t task) {
-    area_job *job = context;
-    int64_t first = task * BLOCK / job->element_bytes, count = block_bytes(job, task) / job->element_bytes;
-    for (int64_t i = first; i < first + count; i++) {
-        float value = normal_of(job->seed, (uint64_t)i);
+    const area_job *job = context;
+    const int64_t first = task * BLOCK / job->element_bytes, count = block_bytes(job, task) / job->element_bytes;
+    const uint64_t seed = job->seed;
+    const int dtype = job->dtype;
+    char *to = job->to + task * BLOCK; /* stores through a char pointer might change the job: read it once */
+    for (int64_t i = 0; i < count; i++) {
+        float value = normal_of(seed, (uint64_t)(first + i));
         uint32_t bits;
         memcpy(&bits, &value, 4);
-        if (job->dtype == HERALD_FP32) memcpy(job->to + i * 4, &bits, 4);
+        if (dtype == HERALD_FP32) memcpy(to + i * 4, &bits, 4);
         else {
-            uint16_t half = (uint16_t)((bits + 0x8000u) >> 16);
-            if (job->dtype == HERALD_FP16) { /* |value| is within [2^-7, 5) here, or 0: a plain change of exponent */
-                int32_t exponent = (int32_t)(bits >> 23 & 0xff) - 112;
-                half = (uint16_t)(bits >> 16 & 0x8000);
-                if (exponent > 0) half |= (uint16_t)(exponent << 10 | (int32_t)(bits >> 13 & 0x3ff));
-            }
-            memcpy(job->to + i * 2, &half, 2);
+            uint16_t half = half_of(bits, dtype);
+            memcpy(to + i * 2, &half, 2);
         }
     }
 }
