@@ -9,6 +9,7 @@ import csv
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,21 @@ def dram_gb_s(profile: Profile, conditions: Conditions, raw: Path | None) -> flo
     return rate.peak if threads is None else rate.peak / slow_down(raw, int(threads))["dram"]
 
 
+def dram_span(raw: Path | None) -> tuple[float, float]:
+    """How many times as slow the fastest and the slowest place of host memory read as the profile's rate, their median.
+
+    Both are 1 where the raw tables know of no places.
+    """
+    file = None if raw is None else raw / "dram.csv"
+    rates: list[float] = []
+    if file is not None and file.is_file():
+        with file.open(encoding="utf-8", newline="") as lines:
+            rates = [float(row["gb_s"]) for row in csv.DictReader(lines) if row.get("case") == BY_PLACE]
+    return (median(rates) / max(rates), median(rates) / min(rates)) if rates else (1.0, 1.0)
+
+
+BY_PLACE = "by place"
+"""Rows of raw tables that are of one place of host memory."""
 _SELECTION = (
     "select_dram_efficiency",
     "select_keys_dram_efficiency",

@@ -9,7 +9,8 @@ that changes its speed by a third, an error of 15% means nothing.
 Where a run says at what rate the memory of its own pool was read right before and right after it, that is the
 reference: the drift is the read rate at calibration over the mean of the two, and the prediction is made anew with that
 read rate, so that only what reads host memory changes. It is a measurement beside the run and knows nothing of the
-run's outcome.
+run's outcome. A profile's rate is the median of places all over host memory; a pool in a few of them may be as fast as
+the best one or as slow as the worst, and is no drift of the machine: only what lies as far beyond these is not judged.
 
 The **spread** of a figure is between runs, never within one, and the interval of an error follows from both sides'
 spreads, pooled over all points (:mod:`calibration.variation`).
@@ -147,7 +148,7 @@ def _point(samples: Sequence[Sample], calibrations: Sequence[Calibration]) -> Po
         tuple(found for found in figures if found is not None),
         tuple(found for found in compared if found is not None),
         tuple(notes),
-        _refusal(drift),
+        _refusal(drift, _span(calibrations) if dram is not None else (1.0, 1.0)),
         dram,
     )
 
@@ -180,9 +181,15 @@ def _scaled(prediction: Sample, drift: float) -> Sample:
     return replace(prediction, figures=figures, stages={name: s * drift for name, s in prediction.stages.items()})
 
 
-def _refusal(drift: float | None) -> str:
-    """Why a point is not judged, or nothing. Twice as fast is as far away as half as fast."""
-    if drift is None or abs(math.log(drift)) <= math.log(1 + MAX_DRIFT):
+def _span(calibrations: Sequence[Calibration]) -> tuple[float, float]:
+    """How many times as slow as at calibration host memory was in its fastest and in its slowest place then."""
+    spans = [conditions.dram_span(calibration.raw) for calibration in calibrations]
+    return min(fastest for fastest, _ in spans), max(slowest for _, slowest in spans)
+
+
+def _refusal(drift: float | None, span: tuple[float, float]) -> str:
+    """Why a point is not judged, or nothing. Twice as fast is as far away as half as fast; ``span`` is no distance."""
+    if drift is None or abs(math.log(drift / min(max(drift, span[0]), span[1]))) <= math.log(1 + MAX_DRIFT):
         return ""
     times, word = (drift, "slower") if drift > 1 else (1 / drift, "faster")
     return f"the machine ran {times:.2f} times {word} than when it was calibrated: not judged"

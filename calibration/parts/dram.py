@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from itertools import cycle
 
 from calibration.bench import Bench, Part, Row, Value, row_of
+from calibration.conditions import BY_PLACE
 from calibration.host_pool import HostPool, host_pool, over_places
 from calibration.timing import Timing, Work, spread
 from herald_exec import kernels
@@ -62,7 +63,7 @@ def _over_places(bench: Bench, part: Part, counts: list[int]) -> Part:
         for layer, samples in seconds.items():
             samples.append(pool.read_seconds(layer, best))
     rates = {layer: pool.layer_bytes / statistics.median(samples) / GB for layer, samples in seconds.items()}
-    part.rows += [_row(pool, "by place", layer, samples) for layer, samples in seconds.items()]
+    part.rows += [_row(pool, BY_PLACE, layer, samples) for layer, samples in seconds.items()]
     probe = min(pool.layer_bytes, _PROBE_BYTES)
     again = [pool.read_seconds(0, best, probe) for _ in range(_PROBES)]
     part.rows.append(_row(pool, "a stretch again and again, as a probe beside a run reads", 0, again, probe))

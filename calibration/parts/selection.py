@@ -23,6 +23,7 @@ from scipy.optimize import nnls
 
 from calibration import fewer_bytes
 from calibration.bench import Bench, Part, Row, Value, pinned, row_of, widest
+from calibration.conditions import BY_PLACE
 from calibration.host_pool import HostPool, extents, grid, host_pool, over_places
 from calibration.timing import Timing
 from herald_exec import kernels
@@ -169,9 +170,9 @@ def _by_place(bench: Bench, select: Callable[[int], object]) -> dict[int, tuple[
 
 def _place_row(pool: HostPool, layer: int, selected: list[float], read: list[float]) -> Row:
     """Without a number of threads: rows with one are read as times by threads."""
-    timing, size = Timing("by place", tuple(selected), 0), pool.layer_bytes
+    timing, size = Timing(BY_PLACE, tuple(selected), 0), pool.layer_bytes
     rates = {"gb_s": size / timing.seconds / GB, "read_gb_s": size / statistics.median(read) / GB}
-    where = {"case": "by place", "layer": layer, "place_gb": round(pool.place_gb(layer), 2), "bytes": size}
+    where = {"case": BY_PLACE, "layer": layer, "place_gb": round(pool.place_gb(layer), 2), "bytes": size}
     return row_of(timing, **where, **{name: round(rate, 3) for name, rate in rates.items()})
 
 

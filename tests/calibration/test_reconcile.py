@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from calibration.cells import read_cells
 from calibration.points import HELD_OUT
 from calibration.reconcile import Calibration, predictor
 from calibration.reconcile import reconcile as reconcile_all
@@ -122,6 +123,57 @@ def test_a_run_with_fewer_threads_is_held_against_what_as_many_read_when_it_was_
     made = only(reconcile_all([run], shape, [calibration]))
     assert made.drift == pytest.approx(1.0)
     assert made.throughput.error == pytest.approx(0.0)
+
+
+PLACES = "threads,gb_s,seconds,case\n15,150,0.03,\n,150,0.03,by place\n,120,0.04,by place\n,80,0.06,by place\n"
+"""A profile of 120 GB/s, the median of its places."""
+
+
+@pytest.mark.parametrize(("times_as_slow", "judged"), [(1.9, True), (2.0, False), (0.63, True), (0.6, False)])
+def test_a_pool_may_lie_in_the_fastest_or_the_slowest_place_of_the_profile_s(
+    profile, shape, tmp_path, times_as_slow, judged
+):
+    # 120 / 80 = 1.5 times as slow and 120 / 150 = 0.8 times, and a drift of 1.3 beyond either.
+    (tmp_path / "dram.csv").write_text(PLACES, encoding="utf-8")
+    (run,) = beside(100.0, profile.machine.dram.read_gb_s.peak / times_as_slow)
+    calibration = Calibration(profile, lambda p, slower_dram=1.0: sample(100.0 / slower_dram), raw=tmp_path)
+    found = only(reconcile_all([run], shape, [calibration]))
+    assert (found.refused == "") is judged
+    assert found.throughput.predicted == pytest.approx(100.0 / times_as_slow)
+
+
+def test_a_drift_by_the_reference_knows_no_places(profile, shape, tmp_path):
+    (tmp_path / "dram.csv").write_text(PLACES, encoding="utf-8")
+    calibration = Calibration(profile, predicting(100.0), 0.010, raw=tmp_path)
+    runs = [sample(100.0, reference_s=0.014)] * 2
+    assert only(reconcile_all(runs, shape, [calibration])).refused
+
+
+def test_cells_whose_pool_reads_as_fast_as_the_profile_s_places_are_foretold_as_by_the_profile(profile, tmp_path):
+    """From a cell's file to the comparison: the read rate of the run's own pool over the profile's, both ways."""
+    read = profile.machine.dram.read_gb_s.peak
+    for slower, folder in ((1.0, tmp_path / "same"), (1.25, tmp_path / "slower")):
+        folder.mkdir()
+        result = {
+            "method": "herald", "context": 32768, "batch": 80, "steps": 20, "blocks": 6, "block_length": 32,
+            "kv_dtype": "bf16", "model": "llada2-mini", "options": {}, "throughput_tok_s": 2000.0,
+            "stages": {"select": {"busy_s": 1.0, "count": 20}, "denoise": {"busy_s": 0.4, "count": 20}},
+            "host_rates": {"pool_read_gb_s": [read / slower * 1.02, read / slower * 0.98], "dram_read_gb_s": [1.0]},
+        }  # fmt: skip
+        cell = {"cell": "run:herald:32768:80", "kind": "run", "what": "herald", "result": result}
+        (folder / "run.json").write_text(json.dumps(cell), encoding="utf-8")
+    shape = catalogue.get("llada2-mini")
+    calibration = Calibration(profile, predictor(profile, shape))
+    same, slow = (
+        only(reconcile_all(read_cells(tmp_path / name, shape.name, lambda _: None), shape, [calibration]))
+        for name in ("same", "slower")
+    )
+    assert (same.drift, slow.drift) == (pytest.approx(1.0), pytest.approx(1.25))
+    assert same.throughput.error == pytest.approx(same.throughput.plain_error)
+    select, denoise = (next(s for s in slow.stages if s.quantity == name) for name in ("select", "denoise"))
+    assert 1.15 < (1 + select.error) / (1 + select.plain_error) <= 1.25 + 1e-6
+    assert denoise.error == pytest.approx(denoise.plain_error, rel=1e-3)
+    assert slow.throughput.error < slow.throughput.plain_error
 
 
 def test_a_machine_that_changed_its_speed_by_a_third_is_not_judged(profile, shape):
