@@ -47,6 +47,15 @@ class Tuning:
         is then ignored).
     even
         With fewer than 16 query rows: prefetches go on while scores become probabilities, in place of resting there.
+    write_ahead
+        Lines that take probabilities are asked for a tile before they are written.
+    read_ahead
+        KiB of probabilities that importance asks for ahead of use; 0 leaves it to the hardware.
+    weave
+        16 and more query rows on matrix tiles: V's next columns are interleaved between the products of these.
+    near
+        16 and more query rows on matrix tiles: what is asked into the first cache 32 keys ahead of use. 1 is K, 2 is K
+        and the probabilities, 0 nothing.
     """
 
     distance: int = 0
@@ -56,9 +65,16 @@ class Tuning:
     rows_ahead: int = 32
     bulk: bool = False
     even: bool = False
+    write_ahead: bool = False
+    read_ahead: int = 0
+    weave: bool = False
+    near: int = 0
 
     def __post_init__(self) -> None:
-        _checked({"distance": (0, 128), "streams": (1, 8), "rows_ahead": (0, 256)}, self)
+        _checked(
+            {"distance": (0, 128), "streams": (1, 8), "rows_ahead": (0, 256), "read_ahead": (0, 256), "near": (0, 2)},
+            self,
+        )
 
     def numbers(self) -> tuple[int, ...]:
         """As the extension takes them."""

@@ -197,8 +197,10 @@ INLINE going_on go_on(prefetch lines, int64_t steps, int even) {
     return rest;
 }
 
-/* Scores of one tile to p in place; m, l updated; scale[row] = what o must be multiplied by. Returns whether any is not 1. */
-static int FN(softmax_few)(float *s, int n, int rows, float *m, float *l, float *scale, going_on ahead) {
+/* Scores of one tile to p in place; m, l updated; scale[row] = what o must be multiplied by. Returns whether any is not 1.
+ * With `next_p`, the bytes to the tile of p that is written next, its lines are asked for. Until they are there the scores
+ * stored in them, four at a time, cannot be loaded sixteen at a time, and stores behind them wait. */
+static int FN(softmax_few)(float *s, int n, int rows, float *m, float *l, float *scale, going_on ahead, int64_t next_p) {
     int rescale = 0;
     for (int row = 0; row < rows; row++, s += HERALD_TILE) {
         for (int j = n; j < HERALD_TILE; j++) s[j] = -__builtin_inff();
@@ -209,6 +211,7 @@ static int FN(softmax_few)(float *s, int n, int rows, float *m, float *l, float 
         for (int j = 0; j < HERALD_TILE; j += W) {
             vf p = vf_exp2(vf_sub(vf_load(s + j), vf_set1(now)));
             if (j) prefetch_step(ahead.lines, ahead.step++);
+            if (next_p) __builtin_prefetch((const char *)(s + j) + next_p, 0, 2);
             vf_store(s + j, p);
             sum = vf_add(sum, p);
         }
@@ -327,6 +330,9 @@ static char *FN(take)(char **from, size_t bytes) {
 
 static size_t FN(p_tile_few)(int rows) { return sizeof(float) * HERALD_TILE * (size_t)rows; }
 static size_t FN(p_max_few)(int rows) { return (size_t)rows; }
+static int64_t FN(next_p_few)(const herald_attend *args) {
+    return args->tuning.write_ahead && args->keep_p ? (int64_t)FN(p_tile_few)(args->rows) : 0;
+}
 
 /* What is asked for while tile `tile` is worked on. Distance counts half pages (a K tile, a V tile): 1 asks for the page's
  * V while its K is scored and for the next page's K while V is summed; 2 n asks for K during K and V during V, n pages on. */
@@ -376,7 +382,8 @@ static void FN(attend_few)(const herald_attend *args) {
         }
         if (args->raw) p = memcpy(apart, p, FN(p_tile_few)(rows));
         int rescale = FN(softmax_few)(p, n, rows, args->m, args->l, scale,
-                                      go_on(lines, lines.every || !tiles ? qk_steps : tile_steps, even));
+                                      go_on(lines, lines.every || !tiles ? qk_steps : tile_steps, even),
+                                      FN(next_p_few)(args));
         if (args->keep_p) memcpy(args->p_max + tile * rows, args->m, sizeof(float) * (size_t)rows);
         if (!args->output) continue;
         if (rescale)
@@ -476,7 +483,7 @@ static void FN(scan_int8)(const herald_attend *args) {
                 float *s = p + row * HERALD_TILE + j;
                 vf_store(s, vf_mul(vf_load(s), vf_mul(vf_load(scale + j), vf_set1(unit[row]))));
             }
-        FN(softmax_few)(p, n, rows, args->m, args->l, factor, rest);
+        FN(softmax_few)(p, n, rows, args->m, args->l, factor, rest, FN(next_p_few)(args));
         memcpy(args->p_max + tile * rows, args->m, sizeof(float) * (size_t)rows);
     }
     if (tiles) STOP_TILES();
@@ -551,6 +558,8 @@ static void FN(importance_few)(const herald_attend *args, const float *m, const 
     for (int64_t tile = 0; tile < tiles; tile++, out += HERALD_TILE) {
         const float *p = (const float *)(args->p + (size_t)tile * FN(p_tile_few)(args->rows));
         float *factor = args->p_max + tile * args->rows;
+        if (args->tuning.read_ahead)
+            prefetch_bytes((const char *)p + 1024 * args->tuning.read_ahead, (int64_t)FN(p_tile_few)(args->rows));
         if (!args->raw) FN(tile_factors)(factor, m, args->rows, factor);
         vf sum[HERALD_TILE / W];
         for (int j = 0; j < HERALD_TILE / W; j++) sum[j] = vf_set1(0.0f);

@@ -325,6 +325,7 @@ typedef struct {
     int next;         /* half to do, two a group */
     float *l, *top;   /* of the first group */
     char *p;          /* its tile; the next group's follows */
+    int64_t next_p;   /* bytes to the tile of the step after it, whose lines are asked for; 0: they are not */
     __m512i pairs[16];
 } pending;
 
@@ -356,14 +357,16 @@ static __attribute__((noinline)) void FN(exponentials)(pending *step, int halves
         float *l = step->l + group * 16, *top = step->top + group * 16;
         if (keys >= 16) half_group(s, 16, 0, l, top, step->pairs + 8 * half);
         else half_group(s, keys, 1, l, top, step->pairs + 8 * half);
+        if (step->next_p) prefetch_bytes(step->p + group * TILE_BYTES + half * TILE_BYTES / 2 + step->next_p, TILE_BYTES / 2);
         if (half) transpose(step->pairs, step->p + group * TILE_BYTES);
     }
 }
 
 /* Score tiles of 32 keys x 16 or 32 rows. After the products of each 32 elements of head_dim come some of the waiting
- * step's exponentials, which run while the matrix unit is busy. */
+ * step's exponentials, which run while the matrix unit is busy. `k_soon`: rows that the next step is the first to load, asked
+ * into the first cache, or NULL. */
 INLINE void score_tiles(const char *k, int64_t stride, const char *q, int blocks, const float *start, int two,
-                        float *scores, pending *waiting, asking *ahead) {
+                        float *scores, pending *waiting, asking *ahead, const char *k_soon) {
     int halves = 2 * waiting->groups;
     MEMORY_BARRIER();
     _tile_loadd(0, start, 0);
@@ -384,6 +387,8 @@ INLINE void score_tiles(const char *k, int64_t stride, const char *q, int blocks
             _tile_dpbf16ps(2, 4, 7);
             _tile_dpbf16ps(3, 5, 7);
         }
+        for (int line = 0; k_soon && line < STEP; line++)
+            __builtin_prefetch(k_soon + (block * STEP + line) * 64, 0, 3);
         FN(exponentials)(waiting, halves * (block + 1) / blocks - halves * block / blocks);
         ask(ahead, ahead->product);
     }
@@ -426,24 +431,32 @@ static void FN(first_reference)(const state *s, int keys) {
         pending none = {.groups = 0};
         asking nothing = {0};
         score_tiles(k, s->row_bytes, s->q + group * s->blocks * TILE_BYTES, s->blocks, s->start + group * 16, 0,
-                    s->scores, &none, &nothing);
+                    s->scores, &none, &nothing, NULL);
         vf top = vf_set1(HERALD_SCORE_MIN);
         for (int key = 0; key < keys; key++) top = vf_max(vf_load(s->scores + key * 16), top);
         vf_store(s->reference + group * 16, top);
     }
 }
 
+/* K of the next step where that is the first to load it: all queries meet a span before the next. */
+static const char *FN(k_soon)(const state *s, int64_t first, int keys, int key, int group) {
+    int first_to_load = key % SPAN ? group + 2 >= s->groups : group == 0;
+    if (!s->args->tuning.near || !first_to_load || key + STEP >= keys) return NULL;
+    return FN(rows_at)(s, s->args->stream.k, first + key + STEP);
+}
+
 static void FN(scores_of_block)(const state *s, int64_t first, int keys, char *p) {
     int buffer = 0;
-    pending waiting = {.groups = 0};
+    pending waiting = {.groups = 0, .next_p = s->args->tuning.write_ahead && s->args->keep_p ? s->groups * TILE_BYTES : 0};
     for (int span = 0; span < keys; span += SPAN)
         for (int group = 0; group < s->groups; group += 2)
             for (int key = span; key < keys && key < span + SPAN; key += STEP, buffer ^= 1) {
                 int some = keys - key < STEP ? keys - key : STEP, two = group + 1 < s->groups;
                 const char *k = FN(k_step)(s, first + key, some), *q = s->q + group * s->blocks * TILE_BYTES;
+                const char *soon = FN(k_soon)(s, first, keys, key, group);
                 float *scores = s->scores + buffer * 1024, *start = s->start + group * 16;
-                if (two) score_tiles(k, s->row_bytes, q, s->blocks, start, 1, scores, &waiting, s->ahead);
-                else score_tiles(k, s->row_bytes, q, s->blocks, start, 0, scores, &waiting, s->ahead);
+                if (two) score_tiles(k, s->row_bytes, q, s->blocks, start, 1, scores, &waiting, s->ahead, soon);
+                else score_tiles(k, s->row_bytes, q, s->blocks, start, 0, scores, &waiting, s->ahead, soon);
                 FN(exponentials)(&waiting, 4);
                 waiting.scores = scores;
                 waiting.groups = 1 + two;
@@ -479,35 +492,50 @@ static int FN(raise)(const state *s) {
     return again;
 }
 
-/* 32 columns of a block's V, rows 2 i and 2 i + 1 interleaved: 16 KiB, which stay in the first cache while all queries meet
- * them. Unpacking works in 128-bit parts, so columns come in the order of column_of(). */
-static void FN(interleave)(const state *s, int64_t first, int keys, int column) {
-    for (int key = 0; key < (keys + STEP - 1) / STEP * STEP; key += 8) {
-        const char *v = FN(rows_at)(s, s->args->stream.v, first + key) + column * 64;
-        char *to = s->v_pairs + key / 2 * 128;
+/* Rows 2 i and 2 i + 1 of eight, 64 bytes of each, interleaved; behind the last of `rows` come zeros. */
+INLINE void interleave_eight(const char *v, int64_t stride, int rows, char *to) {
 #pragma GCC unroll 4
-        for (int i = 0; i < 8; i += 2, v += 2 * s->row_bytes, to += 128) {
-            __m512i even = key + i < keys ? _mm512_loadu_si512(v) : _mm512_setzero_si512();
-            __m512i odd = key + i + 1 < keys ? _mm512_loadu_si512(v + s->row_bytes) : _mm512_setzero_si512();
-            _mm512_storeu_si512(to, _mm512_unpacklo_epi16(even, odd));
-            _mm512_storeu_si512(to + 64, _mm512_unpackhi_epi16(even, odd));
-        }
+    for (int i = 0; i < 8; i += 2, v += 2 * stride, to += 128) {
+        __m512i even = i < rows ? _mm512_loadu_si512(v) : _mm512_setzero_si512();
+        __m512i odd = i + 1 < rows ? _mm512_loadu_si512(v + stride) : _mm512_setzero_si512();
+        _mm512_storeu_si512(to, _mm512_unpacklo_epi16(even, odd));
+        _mm512_storeu_si512(to + 64, _mm512_unpackhi_epi16(even, odd));
+    }
+}
+
+/* 32 columns of a block's V, pairs of rows interleaved: 16 KiB, which stay in the first cache while all queries meet them.
+ * Unpacking works in 128-bit parts, so columns come in the order of column_of(). Done eight keys at a time, from `next` on. */
+typedef struct {
+    int64_t first; /* of the block's keys */
+    int keys, column, next;
+} columns;
+static char *FN(pairs_of)(const state *s, int column) { return s->v_pairs + column % 2 * (BLOCK / 2 * 128); }
+static void FN(interleave)(const state *s, columns *some, int end) {
+    char *to = FN(pairs_of)(s, some->column) + some->next * 64;
+    int64_t stride = s->row_bytes; /* a store could change it, for all the compiler knows */
+    for (; some->next < end; some->next += 8, to += 8 * 64) {
+        const char *v = FN(rows_at)(s, s->args->stream.v, some->first + some->next) + some->column * 64;
+        int left = some->keys - some->next;
+        if (left >= 8) interleave_eight(v, stride, 8, to);
+        else interleave_eight(v, stride, left, to);
         ask(s->ahead, s->ahead->interleave);
     }
 }
 static int FN(column_of)(int tile, int i) { return tile / 2 * 32 + i / 4 * 8 + tile % 2 * 4 + i % 4; }
 
-/* Output tiles of 16 or 32 query rows x 32 d over a block. */
-INLINE void output_tiles(const state *s, const char *p, int steps, int group, int column, int two) {
-    float *o = s->o + (group * 2 * s->blocks + 2 * column) * 256, *next = o + 2 * s->blocks * 256;
+/* Output tiles of 16 or 32 query rows x 32 d over a block. After the products of a step come `share` keys of the columns that
+ * are next, which are interleaved while the matrix unit is busy. */
+INLINE void output_tiles(const state *s, const char *p, int steps, int group, int column, int two, columns *next, int share) {
+    float *o = s->o + (group * 2 * s->blocks + 2 * column) * 256, *below = o + 2 * s->blocks * 256;
+    const char *pairs = FN(pairs_of)(s, column);
     _tile_loadd(0, o, 64);
     _tile_loadd(1, o + 256, 64);
     if (two) {
-        _tile_loadd(2, next, 64);
-        _tile_loadd(3, next + 256, 64);
+        _tile_loadd(2, below, 64);
+        _tile_loadd(3, below + 256, 64);
     }
     for (int step = 0; step < steps; step++) {
-        const char *left = p + (step * s->groups + group) * TILE_BYTES, *right = s->v_pairs + step * 16 * 128;
+        const char *left = p + (step * s->groups + group) * TILE_BYTES, *right = pairs + step * 16 * 128;
         _tile_loadd(4, left, 64);
         _tile_loadd(6, right, 128);
         _tile_dpbf16ps(0, 4, 6);
@@ -518,26 +546,33 @@ INLINE void output_tiles(const state *s, const char *p, int steps, int group, in
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
+        for (int line = 0; s->args->tuning.near > 1 && line < (two ? 32 : 16); line++)
+            __builtin_prefetch(left + s->groups * TILE_BYTES + line * 64, 0, 3);
+        if (share) FN(interleave)(s, next, next->next + share < steps * STEP ? next->next + share : steps * STEP);
         ask(s->ahead, s->ahead->output);
     }
     _tile_stored(0, o, 64);
     _tile_stored(1, o + 256, 64);
     if (two) {
-        _tile_stored(2, next, 64);
-        _tile_stored(3, next + 256, 64);
+        _tile_stored(2, below, 64);
+        _tile_stored(3, below + 256, 64);
     }
 }
 
 static void FN(output_of_block)(const state *s, int64_t first, int keys, const char *p) {
-    int steps = (keys + STEP - 1) / STEP;
+    int steps = (keys + STEP - 1) / STEP, pairs = (s->groups + 1) / 2, each = (STEP / 8 + pairs - 1) / pairs * 8;
+    columns now = {first, keys, 0, 0};
     for (int column = 0; column < s->blocks; column++) {
-        FN(interleave)(s, first, keys, column);
+        columns next = {first, keys, column + 1, 0};
+        int share = s->args->tuning.weave && column + 1 < s->blocks ? each : 0;
+        FN(interleave)(s, &now, steps * STEP); /* what was not between products */
         MEMORY_BARRIER();
         for (int group = 0; group < s->groups; group += 2) {
-            if (group + 1 < s->groups) output_tiles(s, p, steps, group, column, 1);
-            else output_tiles(s, p, steps, group, column, 0);
+            if (group + 1 < s->groups) output_tiles(s, p, steps, group, column, 1, &next, share);
+            else output_tiles(s, p, steps, group, column, 0, &next, share);
         }
         MEMORY_BARRIER();
+        now = next;
     }
 }
 
@@ -545,7 +580,7 @@ static size_t FN(p_tile_amx)(int rows) { return herald_round_up((size_t)rows, 16
 static size_t FN(p_max_amx)(int rows) { return herald_round_up((size_t)rows, 16); }
 static size_t FN(scratch_bytes_amx)(int rows, int head_dim) {
     size_t lanes = herald_round_up((size_t)rows, 16), dim = (size_t)head_dim, few = FN(scratch_bytes)(rows, head_dim);
-    size_t own = lanes * dim * 2 + lanes * dim * 4 + 8192 + STEP * dim * 2 + BLOCK * 64 + lanes * BLOCK * 2 +
+    size_t own = lanes * dim * 2 + lanes * dim * 4 + 8192 + STEP * dim * 2 + 2 * BLOCK * 64 + lanes * BLOCK * 2 +
                  5 * lanes * 4 + 16 * 64;
     size_t scores = lanes / 4 * (dim / 32) * TILE_BYTES + KEYS * 64 + KEYS * 2 * dim + 64; /* few rows on tiles */
     return own > few + scores ? own : few + scores;
@@ -562,7 +597,7 @@ static void FN(attend_amx)(const herald_attend *args) {
     s.o = (float *)FN(take)(&scratch, lanes * (size_t)dim * 4);
     s.scores = (float *)FN(take)(&scratch, 8192);
     s.k_tail = FN(take)(&scratch, (size_t)(STEP * s.row_bytes));
-    s.v_pairs = FN(take)(&scratch, BLOCK / 2 * 128);
+    s.v_pairs = FN(take)(&scratch, 2 * (BLOCK / 2 * 128));
     s.p_block = FN(take)(&scratch, lanes * BLOCK * 2);
     s.reference = (float *)FN(take)(&scratch, lanes * 4);
     s.start = (float *)FN(take)(&scratch, lanes * 4);
@@ -632,6 +667,7 @@ static void FN(importance_amx)(const herald_attend *args, const float *m, const 
             }
         vf a = vf_set1(0.0f), b = a, c = a, d = a;
         for (int row = 0; row < lanes; row += 2, p += 128) {
+            if (args->tuning.read_ahead) prefetch_bytes(p + 1024 * args->tuning.read_ahead, 128);
             __m512i x = _mm512_loadu_si512(p), y = _mm512_loadu_si512(p + 64);
             vf wx = vf_set1(weight[row]), wy = vf_set1(weight[row + 1]);
             a = vf_fma(_mm512_castsi512_ps(_mm512_slli_epi32(x, 16)), wx, a);
