@@ -3,7 +3,7 @@
 #
 #     benchmarks/gpu/two-gpus.sh OUT [MINUTES]
 #
-# MINUTES (3) are for the cells of Table II; the profile takes up to PROFILE_S seconds (250), the replicas about two
+# MINUTES (3) are for the cells of Table II; the profile takes up to PROFILE_S seconds (265), the replicas about two
 # minutes. Cells lie in runs/NAME and are not run again by a second call, nor are those of benchmarks/results/NAME. OUT
 # gets few and small files, after every step: the tables as text, the profile, cells.tgz and raw.tgz with everything.
 # Set before the command what differs on your machine: NAME of profile and cells, MODEL, THREADS, CELLS, REPLICAS and the rest below.
@@ -14,9 +14,9 @@ NAME=${NAME:-two-gpus} MODEL=${MODEL:-sdar-8b} DEVICE=${DEVICE:-cuda} PYTHON=${P
 THREADS=${THREADS:-31}                                # all cores but one, which serves the streams
 CELLS=${CELLS:-"--plan sdar"} REPLICAS=${REPLICAS:-"--plan replicas"}
 MEASURE=${MEASURE:-"--repeats 6 --max-spread 1.0 --pcie 5x16"}
-PROFILE_S=${PROFILE_S:-250}
-# Of the profile what SDAR's runs are priced by: it has no experts, and none of its methods here picks by a proxy.
-PARTS=${PARTS-"memory dram attention gemm sampler copies selection gather launch contention load"}
+PROFILE_S=${PROFILE_S:-265}
+# Of the profile what SDAR's runs are priced by: it has no experts.
+PARTS=${PARTS-"memory dram attention gemm sampler proxy copies selection gather launch contention load"}
 # Memory of such a machine may grow as it is touched: the control group's limit counts, not the total that is shown.
 LIMIT=$(cat /sys/fs/cgroup/memory.max 2>/dev/null || echo max)
 [ "$LIMIT" = max ] || MEASURE="$MEASURE --host-gb $((LIMIT / 1000000000))"
