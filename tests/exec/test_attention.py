@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from herald_exec import attention
 from herald_exec.attention import Partial, attend, attend_partial, attend_two_part, length_mask, merge
 
 HEADS, KV_HEADS, DIM = 6, 2, 8
@@ -61,6 +62,33 @@ def test_parts_merge_to_one_softmax(cut):
         attend_partial(q, k[:, :, cut:], v[:, :, cut:]),
     )
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("at_once", [1, 4, 16, 17])
+def test_keys_scored_in_pieces_equal_one_softmax(monkeypatch, at_once):
+    monkeypatch.setattr(attention, "KEYS_AT_ONCE", at_once)
+    q, k, v = random_qkv(3, 4, 17, seed=12)
+    lengths = torch.tensor([17, 3, 0])
+    some = torch.rand(3, 4, 17, generator=torch.Generator().manual_seed(5)) < 0.7
+    seen = some & length_mask(lengths, 17)
+    part = attend_partial(q, k, v, lengths=lengths, mask=some)
+    torch.testing.assert_close(part.output, reference(q, k, v, seen), rtol=0, atol=1e-5)
+    scores = torch.einsum("rqhd,rhkd->rqhk", q, k.repeat_interleave(HEADS // KV_HEADS, dim=1)) / DIM**0.5
+    weights = scores.exp().masked_fill(~seen[:, :, None], 0)
+    torch.testing.assert_close(part.log_sum_exp, weights.sum(-1).log())
+
+
+def test_scores_of_a_long_context_are_never_held_at_once(monkeypatch):
+    held, scores = [], attention._scores
+
+    def counted(*arguments):
+        found = scores(*arguments)
+        held.append(found.shape[-1])
+        return found
+
+    monkeypatch.setattr(attention, "_scores", counted)
+    attend_partial(*random_qkv(1, 2, 2 * attention.KEYS_AT_ONCE + 5))
+    assert held == [attention.KEYS_AT_ONCE, attention.KEYS_AT_ONCE, 5]
 
 
 def test_rows_with_an_empty_prefix_attend_to_their_block_alone():
