@@ -126,6 +126,8 @@ def _stage_numbers(result: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for stage, sums in result.get("stages", {}).items():
         for name in ("busy_s", "count"):
             yield f"stages.{stage}.{name}", sums[name]
+    for stage, value in result.get("stage_ms_median", {}).items():
+        yield f"stages.{stage}.median", value
 
 
 def _dram_rates(result: dict[str, Any]) -> list[Any]:
@@ -169,8 +171,13 @@ def _sample(result: dict[str, Any]) -> Sample:
     )
     figures = {name: float(result[name]) for name in FIGURES if result.get(name)}
     sums = result.get("stages", {})
-    stages = {name: each["busy_s"] / each["count"] for name, each in sums.items() if each["count"]}
+    means = {name: each["busy_s"] / each["count"] for name, each in sums.items() if each["count"]}
+    # Of a launch that nothing disturbs, as of runs that reconcile makes itself; the first cells state sums alone.
+    medians = {name: float(ms) / 1e3 for name, ms in result.get("stage_ms_median", {}).items() if name in means}
+    stages = {name: medians.get(name) or mean for name, mean in means.items()}
+    tails = {name: means[name] / median for name, median in medians.items() if median}
     total = sum(each["busy_s"] for each in sums.values())
     shares = {name: each["busy_s"] / total for name, each in sums.items()} if total else {}
     rates = _dram_rates(result)
-    return Sample(point, figures, stages, None, shares, dram_gb_s=statistics.fmean(rates) if rates else None)
+    dram_gb_s = statistics.fmean(rates) if rates else None
+    return Sample(point, figures, stages, None, shares, tails=tails, dram_gb_s=dram_gb_s)

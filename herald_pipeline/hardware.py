@@ -164,7 +164,8 @@ class Engine:
         What a stage of the main stream takes, besides products and bytes, that hands a layer's queries to the CPU, and
         that takes the outputs back (curves over query tokens). Absent: ``layer_overhead_us``.
     stage_overhead_us, select_overhead_us, gather_overhead_us, h2d_overhead_us, d2h_overhead_us
-        Host time per launch of a stage, and on top of it per layer of a CPU selection, per gather, and per launch of a
+        Host time per launch of a stage (on a GPU of those alone that wait for the host: the others' launches are issued
+        ahead), and on top of it per layer of a CPU selection, per gather, and per launch of a
         copy stream (the last two: curves over the bytes of the launch, where they grow with its requests). Absent:
         contained in the overheads above.
     weight_read_efficiency, attention_efficiency
@@ -175,6 +176,10 @@ class Engine:
         Rows to which the tokens of every expert that is hit are padded.
     routed_token_share
         Effective share of tokens that route independently: [MASK] tokens route alike, so fewer experts are hit.
+    first_step_experts_share
+        Time of the experts in a block's first step over that of its other steps, at most 1 (curve over token rows): all
+        that it holds is [MASK], which hits fewer experts. It holds for passes that are a block's first step by
+        themselves; steps of one launch have it in their mean. Absent: 1.
     attention_flops_efficiency
         Share of ``gpu.peak_tflop_s`` of attention's products (curve over KV bytes per query token, which grow with
         the prefix), where they and not the reading decide: on a CPU core that plays the GPU. Absent:
@@ -196,6 +201,9 @@ class Engine:
     head_token_share
         Share of an open block's positions that head and sampler see, mean over its steps: an engine may leave out
         those that hold a token already. Absent: all of them.
+    acceptance_us
+        Time on the device from the head's choice to accepted tokens, a few dozen small kernels.
+        Absent: contained in the experts' time, which is what is left of a step.
     decide_overhead_us
         Host time between two steps: what a step decided is read and the next one issued (curve over requests).
         Absent: contained in the overheads above.
@@ -271,6 +279,7 @@ class Engine:
     grouped_gemm_tile_rows: Quantity | None = _quantity("rows", "grouped-gemm", "experts")
     routed_token_share: Quantity | None = _quantity("share", "grouped-gemm", "experts")
     attention_efficiency: Quantity | None = _quantity("share", "attention")
+    first_step_experts_share: Quantity | None = _quantity("share", "grouped-gemm", optional=True)
     attention_flops_efficiency: Quantity | None = _quantity("share", "attention", optional=True)
     lane_padding: Quantity | None = _quantity("x", "launch", optional=True)
     top_k_efficiency: Quantity | None = _quantity("share", "selection", optional=True)
@@ -278,6 +287,7 @@ class Engine:
     sampler_passes: Quantity | None = _quantity("passes", "sampler")
     head_efficiency: Quantity | None = _quantity("share", "sampler", optional=True)
     head_token_share: Quantity | None = _quantity("share", "launch", optional=True)
+    acceptance_us: Quantity | None = _quantity("us", "proxy", optional=True)
     decide_overhead_us: Quantity | None = _quantity("us", "launch", optional=True)
     streamed_copy_efficiency: Quantity | None = _quantity("share", "copies", "streamed")
     scattered_copy_efficiency: Quantity | None = _quantity("share", "copies", "scattered")

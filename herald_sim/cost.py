@@ -126,6 +126,7 @@ class CostModel(OpTimes):
         timed = engine.turn_wait_share is not None  # directly, beside a step: no bound by single blocks is needed
         self._block_ns = math.inf if timed or engine.block_us is None else engine.block_us.peak * NS_PER_US
         self._stage_ns = optional(engine.stage_overhead_us) * NS_PER_US
+        self._acceptance_ns = optional(engine.acceptance_us) * NS_PER_US
         # Without a GPU, cores play it: some for the main stream, the others for retrieval and every copy.
         self._emulated = machine.gpu.emulated
         self._kernels = max(1, round(known(engine.kernels_per_layer).peak))
@@ -134,6 +135,9 @@ class CostModel(OpTimes):
         self._duplex = optional(machine.link.duplex_gb_s)
         self._scans = _scans(self.pipeline.template)
         self._small = {stream.name for stream in self.pipeline.template.streams if stream.high_priority}
+        template = self.pipeline.template
+        begins = template.first_step > 0 and engine.first_step_experts_share is not None  # the head holds step 0
+        self._first_steps = {stage.name for section in template.head if begins for stage in section.stages}
         self.fetches_hold_gpu = self._slows_steps()
         """Whether kernels take longer while rows are fetched: what contends for the GPU is more than kernels then."""
         self._classes: dict[str, Mapping[int | None, int]] = {}
@@ -205,7 +209,9 @@ class CostModel(OpTimes):
         phases: list[Phase] = []
         segments: list[tuple[float, int]] = []
         own = self._has_own_cost(stage, small)
-        fixed_ns = self._stage_ns + (self._layer_cost_ns(self._own_layer_ns, _kinds(work)) if own else 0.0)
+        fixed_ns = self._layer_cost_ns(self._own_layer_ns, _kinds(work)) if own else 0.0
+        if self._emulated or not self._issued_ahead(stage, work, own):
+            fixed_ns += self._stage_ns
         if fixed_ns and work:
             phases.append(Flow(round(fixed_ns), ()))
         if self._engine.decide_overhead_us is not None and stage.decides and work:
@@ -236,10 +242,15 @@ class CostModel(OpTimes):
                     passes = max(1, round(known(self._engine.sampler_passes).peak))
                     segments.append((self._gpu_ns(op) / passes, passes * repeat.count))
                 else:
-                    layer_ns += self._gpu_ns(op) if small or self._lanes is None else self._lanes_ns(op)
+                    time = self._gpu_ns(op) if small or self._lanes is None else self._lanes_ns(op)
+                    if kind is OpKind.EXPERTS and stage.name in self._first_steps:
+                        time *= self._read("first_step_experts_share", self._engine.first_step_experts_share, op.tokens)
+                    layer_ns += time
                     kinds.add(kind)
             if kinds:
                 segments.append(self._layer_segment(layer_ns, kinds, small, own, repeat.count))
+        if stage.decides and self._acceptance_ns and work:
+            segments.append((self._acceptance_ns / self._kernels, self._kernels))  # small ones, about as many
         self._close(phases, segments, beside)
         if work and stage.resource in (H2D, D2H):
             phases += self._copy_overhead(stage.resource, work)
@@ -251,6 +262,13 @@ class CostModel(OpTimes):
         """The host's turn before a launch that decides, by its rows."""
         rows = work[0].ops[0].tokens / self.pipeline.settings.block_length
         return self._read("decide_overhead_us", self._engine.decide_overhead_us, rows) * NS_PER_US
+
+    def _issued_ahead(self, stage: Stage, work: Work, own: bool) -> bool:
+        """Whether a launch on the device waits for the device alone: the host has issued it by then."""
+        ops = [op for repeat in work for op in repeat.ops]
+        if stage.resource == H2D:
+            return all(op.layout in ROW_BY_ROW for op in ops)
+        return stage.resource == "gpu" and not own and not any(op.kind in _MOVES for op in ops)
 
     def _exchange_ns(self, op: Op) -> float:
         """What handing a layer's queries to the CPU, or taking its outputs, costs the main stream besides its ops."""

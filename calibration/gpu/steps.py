@@ -18,6 +18,7 @@ import torch
 
 from calibration.bench import Bench, Part, Value, row_of
 from calibration.gpu import head, layers
+from calibration.parts import proxy
 from calibration.points import Point
 from calibration.runs import run_point
 from calibration.timing import Timing
@@ -25,16 +26,21 @@ from herald_pipeline.errors import ProfileError
 from herald_pipeline.units import NS_PER_S
 
 _STEPS = 20
+_LEAST_SHARE = 0.01
 _TILE_ROWS = 64
 """Rows to which torch's grouped product pads on CUDA (CUTLASS tile)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Steps of one run: seconds on the device, the host's turn between two, positions that the head saw a block."""
+    """Steps of one run: seconds on the device, the host's turn between two, positions that the head saw a block.
+
+    ``first`` are those that begin a block, in which all is [MASK]; they are in ``device``, too.
+    """
 
     batch: int
     device: Timing
+    first: Timing
     gap: Timing
     head_share: float
 
@@ -56,7 +62,7 @@ def short_steps(bench: Bench) -> list[Step]:
     return bench.steps
 
 
-def _point(bench: Bench, method: str, batch: int, blocks: int = 2) -> Point:
+def _point(bench: Bench, method: str, batch: int, blocks: int = 4) -> Point:
     steps = min(_STEPS, bench.block_length)
     kv = str(bench.kv_dtype)
     return Point(
@@ -77,7 +83,9 @@ def _run(bench: Bench, batch: int) -> Step:
     left = [point.block_length - sum(accepted[:i]) for i in range(len(accepted))]
     share = sum(left) / len(left) / point.block_length
     name = f"{batch} requests"
-    return Step(batch, Timing(name, lasting, 1), Timing(name, gaps, 1), share)
+    begins = {span.block: i for i, span in reversed(list(enumerate(spans)))}
+    first = tuple(lasting[i] for i in begins.values())
+    return Step(batch, Timing(name, lasting, 1), Timing(name, first, 1), Timing(name, gaps, 1), share)
 
 
 def measure_experts(bench: Bench, part: Part) -> None:
@@ -88,7 +96,7 @@ def measure_experts(bench: Bench, part: Part) -> None:
     share = routed(hits, moe.num_experts, moe.experts_per_token)
     peak = bench.rate("machine.gpu.peak_tflop_s", "gemm") * 1e12
     params = bench.shape.expert_params
-    efficiency, seconds = {}, {}
+    efficiency, seconds, first = {}, {}, {}
     for step in short_steps(bench):
         n = step.batch * bench.block_length
         seconds[n] = _experts_seconds(bench, step)
@@ -96,7 +104,13 @@ def measure_experts(bench: Bench, part: Part) -> None:
         rows = n * moe.experts_per_token
         flops = 2.0 * rows * params * (1 + hit * _TILE_ROWS / 2 / rows)
         efficiency[n] = min(1.0, flops / seconds[n] / peak)
-        columns = {"rows": n, "experts_hit": round(hit, 1), "experts_us": round(seconds[n] * 1e6, 2)}
+        first[n] = first_share(bench, step, seconds[n])
+        columns = {
+            "rows": n,
+            "experts_hit": round(hit, 1),
+            "experts_us": round(seconds[n] * 1e6, 2),
+            "first_share": round(first[n], 4),
+        }
         part.rows.append(row_of(step.device, case="step at a short context", **columns))
     part.rows += [{"case": "experts hit", "rows": n, "experts_hit": hit} for n, hit in hits.items()]
     bench.tables["experts of a layer"] = {float(n): time for n, time in seconds.items()}
@@ -104,14 +118,31 @@ def measure_experts(bench: Bench, part: Part) -> None:
     spread = round(max(step.device.spread for step in short_steps(bench)), 4)
     note = (
         f"{moe.num_experts} experts, {moe.experts_per_token} a token, {bench.dtype}: steps of runs at {context(bench)} "
-        "tokens, less attention, dense products and head; routing, permutation and norms included"
+        "tokens, less attention, dense products, head and acceptance; routing, permutation and norms included"
     )
     curve = tuple(efficiency[int(n)] for n in at)
     part.values = [
         Value("engine.grouped_gemm_efficiency", "share", curve, at, "rows", spread, note),
         Value("engine.grouped_gemm_tile_rows", "rows", float(_TILE_ROWS), datasheet="torch grouped_mm on CUDA"),
         Value("engine.routed_token_share", "share", share, note="random weights, [MASK] and accepted tokens of runs"),
+        Value(
+            "engine.first_step_experts_share",
+            "share",
+            tuple(first[int(n)] for n in at),
+            at,
+            "rows",
+            round(max(step.first.spread for step in short_steps(bench)), 4),
+            "first steps of blocks, which hold [MASK] alone, over the others",
+        ),
     ]
+
+
+def first_share(bench: Bench, step: Step, experts_s: float) -> float:
+    """Time of the experts in a block's first step over their time in the others: what else differs is the head's."""
+    n, table = step.batch * bench.block_length, bench.table(head.TABLE, "sampler")
+    shorter = step.device.seconds - step.first.seconds
+    shorter += interpolated(table, n) - interpolated(table, max(1.0, n * step.head_share))
+    return min(1.0, max(_LEAST_SHARE, 1.0 - shorter / bench.shape.num_moe_layers / experts_s))
 
 
 def _experts_seconds(bench: Bench, step: Step) -> float:
@@ -121,12 +152,14 @@ def _experts_seconds(bench: Bench, step: Step) -> float:
     masked = max(1.0, n * step.head_share)
     head_s = interpolated(bench.table(head.TABLE, "sampler"), masked)
     attention_s = shape.num_layers * _attention_seconds(bench, step.batch)
+    head_s += bench.table(proxy.ACCEPTANCE, "proxy")[1.0]
     rest = step.device.seconds - head_s - attention_s - shape.num_layers * product
     if rest <= 0:
         raise ProfileError(
             f"steps of {step.batch} requests take {step.device.seconds * 1e3:.3f} ms, no more than attention "
-            f"({attention_s * 1e3:.3f}), products ({shape.num_layers * product * 1e3:.3f}) and head "
-            f"({head_s * 1e3:.3f}) measured apart; measure again: --only attention --only gemm --only grouped-gemm"
+            f"({attention_s * 1e3:.3f}), products ({shape.num_layers * product * 1e3:.3f}), head and "
+            f"acceptance ({head_s * 1e3:.3f}) measured apart; measure again: --only attention --only gemm --only proxy "
+            "--only grouped-gemm"
         )
     return rest / shape.num_moe_layers
 
@@ -154,7 +187,7 @@ def _hits(bench: Bench) -> dict[int, float]:
     found = {}
     for batch in batches(bench)[:: 2 if bench.on_cuda else 1]:
         with _counting(bench) as counted:
-            run_point(_point(bench, "dense", batch), bench.model, threads=len(bench.retrieval_cores) or None)
+            run_point(_point(bench, "dense", batch, blocks=2), bench.model, threads=len(bench.retrieval_cores) or None)
         launches = int(counted["launches"])
         if launches:
             found[batch * bench.block_length] = float(counted["hit"]) / launches

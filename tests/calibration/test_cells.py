@@ -68,6 +68,7 @@ def test_a_failed_cell_is_named_with_its_error_and_a_folder_without_runs_is_refu
         ({"throughput_tok_s": float("nan")}, "throughput_tok_s must be finite"),
         ({"block_time_s": -1.0}, "block_time_s must be >= 0"),
         ({"stages": {"select": {"count": -4, "busy_s": 2.0}}}, "stages.select.count must be >= 0"),
+        ({"stage_ms_median": {"select": float("nan")}}, "stages.select.median must be"),
         ({"stages": {"select": {"count": 4}}}, "no result of python -m benchmarks.gpu: it lacks 'busy_s'"),
         ({"context": "far"}, "no result of python -m benchmarks.gpu: invalid literal"),
         ({"options": ["link"]}, "no result of python -m benchmarks.gpu"),
@@ -130,3 +131,12 @@ def test_the_read_rate_of_other_memory_than_the_pool_s_is_no_reference(tmp_path)
     cell(tmp_path, "run:herald:64:2", host_rates={"dram_read_gb_s": [150.0, 130.0]})
     (sample,) = read_cells(tmp_path, "tiny", lambda _: None)
     assert sample.dram_gb_s is None
+
+
+def test_a_stage_s_time_is_the_median_of_its_launches_where_the_cell_states_it(tmp_path):
+    """As of runs that reconcile makes itself; the mean says beside it how far a few launches wait."""
+    stages = {"denoise": {"count": 8, "busy_s": 2.4}, "select": {"count": 4, "busy_s": 2.0}}
+    cell(tmp_path, "run:herald:64:2", stages=stages, stage_ms_median={"denoise": 200.0, "swap": 1.0})
+    (sample,) = read_cells(tmp_path, "tiny", lambda _: None)
+    assert sample.stages == {"denoise": 0.2, "select": 0.5}
+    assert sample.tails == {"denoise": pytest.approx(1.5)}

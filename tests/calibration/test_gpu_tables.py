@@ -1,15 +1,17 @@
 """What the parts of a GPU read off tables of one another: no device needed."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from calibration.bench import Bench, Part
 from calibration.gpu import top_k
-from calibration.gpu.steps import interpolated, routed
-from calibration.timing import Plan
+from calibration.gpu.steps import Step, first_share, interpolated, routed
+from calibration.timing import Plan, Timing
 from herald_exec.models import tiny
 from herald_pipeline.hardware import Engine, specs
-from herald_pipeline.model import KVDtype
+from herald_pipeline.model import KVDtype, MoeShape
 
 
 def test_tokens_that_all_route_alike_count_as_one_token_of_many():
@@ -24,6 +26,18 @@ def test_tables_are_read_in_the_logarithm_and_grow_in_proportion_beyond_their_en
     table = {1.0: 1.0, 100.0: 3.0}
     assert interpolated(table, 10) == pytest.approx(2.0)
     assert interpolated(table, 200) == pytest.approx(6.0)
+
+
+def test_a_block_s_first_step_is_shorter_by_its_experts_once_the_head_s_positions_are_counted():
+    plan = Plan(1, 6, 0, 0.0, 1e6)
+    bench = Bench(tiny().shape, torch.device("cpu"), torch.float32, plan, KVDtype.FP32, KVDtype.FP32, block_length=8)
+    bench.shape = replace(bench.shape, moe=MoeShape(8, 2, 32, first_dense_layers=0, gate="sigmoid"))
+    layers = bench.shape.num_moe_layers
+    # Its head sees all 8 positions and takes 1 ms, the other steps' 4 of them take 0.5.
+    bench.tables["head by positions"] = {4.0: 0.5e-3, 8.0: 1e-3}
+    times = [Timing("", (seconds,) * 3, 1) for seconds in (10e-3, 10e-3 + 0.5e-3 - layers * 0.3e-3, 0.0)]
+    step = Step(1, times[0], times[1], times[2], 0.5)
+    assert first_share(bench, step, experts_s=1e-3) == pytest.approx(0.7)
 
 
 def test_selecting_on_the_device_is_a_share_of_the_read_rate_over_the_bytes_of_a_requests_scores():

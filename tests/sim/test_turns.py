@@ -2,7 +2,7 @@
 
 import pytest
 
-from herald_pipeline.stages import LaunchShape
+from herald_pipeline.stages import LaunchShape, OpKind
 from herald_pipeline.workload import Workload
 from herald_sim.cost import CostModel, Kernels
 from herald_sim.simulate import simulate
@@ -78,3 +78,50 @@ def test_a_pass_has_the_same_fixed_cost_in_either_stream(method, changed_profile
     for name, share in (("project", 0.3), ("finish", 0.7)):
         added = launch(pipeline, long, name).total_ns - launch(pipeline, short, name).total_ns
         assert added == pytest.approx(share * 200e3, abs=2)
+
+
+# Launches that wait for nothing but the device -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "name"),
+    [
+        ("dense", {}, "denoise"),
+        ("step-fetch", {"gather": "gpu"}, "proxy"),
+        ("infinigen", {}, "fetch"),
+        ("infinigen", {}, "select_step"),
+    ],
+)
+def test_the_host_s_time_for_a_launch_that_it_issues_ahead_is_in_no_stage(
+    method, settings, name, changed_profile, pipeline_of
+):
+    pipeline, cost = pipeline_of(method, **settings), "engine.stage_overhead_us"
+    none, some = (launch(pipeline, changed_profile(f"{cost}={us}"), name).total_ns for us in (0.0, 40.0))
+    assert none == some
+
+
+@pytest.mark.parametrize(("method", "name"), [("herald", "select"), ("mage-cpu", "project"), ("herald", "append")])
+def test_a_launch_that_waits_for_the_host_takes_the_host_s_time(method, name, changed_profile, pipeline_of):
+    pipeline, cost = pipeline_of(method), "engine.stage_overhead_us"
+    none, some = (launch(pipeline, changed_profile(f"{cost}={us}"), name).total_ns for us in (0.0, 40.0))
+    assert some - none == pytest.approx(40e3, abs=2)
+
+
+def test_a_step_of_masks_alone_has_its_share_of_the_experts_time(changed_profile, pipeline_of):
+    infinigen, share = pipeline_of("infinigen"), "engine.first_step_experts_share"
+    one, half = (changed_profile(f"{share}={value}") for value in (1.0, 0.5))
+    (experts,) = (op for op in stage_of(infinigen, "select_step").work(SHAPE, 5)[0].ops if op.kind is OpKind.EXPERTS)
+    alone = CostModel(infinigen, one)._gpu_ns(experts)
+    shorter = launch(infinigen, one, "select_step").total_ns - launch(infinigen, half, "select_step").total_ns
+    assert shorter == pytest.approx(alone / 2, abs=2)
+    assert launch(infinigen, one, "denoise").total_ns == launch(infinigen, half, "denoise").total_ns
+
+
+@pytest.mark.parametrize(("method", "name"), [("infinigen", "decide"), ("dense", "denoise")])
+def test_a_launch_that_decides_has_the_acceptance_behind_its_head(method, name, changed_profile, pipeline_of):
+    pipeline = pipeline_of(method)
+    none, some = (changed_profile(*some) for some in ((), ("engine.acceptance_us=200",)))
+    added = launch(pipeline, some, name).total_ns - launch(pipeline, none, name).total_ns
+    assert added == pytest.approx(200e3, abs=2)
+    if method == "infinigen":
+        assert launch(pipeline, some, "proxy").total_ns == launch(pipeline, none, "proxy").total_ns
