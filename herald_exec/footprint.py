@@ -1,7 +1,12 @@
 """What a run takes of the memories beside its pools, for the capacity formula: known before anything is allocated."""
 
-from herald_pipeline.memory import Memory
+from herald_pipeline.capacity import budget
+from herald_pipeline.errors import CapacityError
+from herald_pipeline.memory import UNLIMITED_BYTES, Memory
 from herald_pipeline.pipeline import Pipeline
+from herald_pipeline.pools import Home
+from herald_pipeline.units import GB
+from herald_pipeline.workload import Workload
 
 LOGITS_AT_ONCE = 16384
 """Entries of the vocabulary whose logits the fused head holds at a time."""
@@ -39,3 +44,39 @@ def run_memory(
         workspace_bytes=float((len(multiplying) + 1) * WORKSPACE_BYTES),
         lands_uploads=fused,
     )
+
+
+def require_host_memory(
+    pipeline: Pipeline, lengths: Workload, host_bytes: int, *, weight_bytes: int, on_gpu: bool
+) -> None:
+    """Refuse a batch whose pools, and on the CPU whose weights, are more than all memory of this machine.
+
+    Parameters
+    ----------
+    host_bytes
+        All host memory that this process could ever have.
+    weight_bytes
+        Bytes of one weight.
+
+    Raises
+    ------
+    CapacityError
+        With what is needed and what there is.
+    """
+    unlimited = run_memory(UNLIMITED_BYTES, UNLIMITED_BYTES, pipeline, on_gpu=on_gpu, synthetic=True)
+    batch = min(lengths.batch, len(lengths.requests))
+    found = budget(pipeline, lengths.largest_request_tokens, batch, unlimited)
+    weights = 0.0 if on_gpu else pipeline.model.weight_bytes(weight_bytes)
+    kept = [item for item in found.items if item.name != "weights" and (item.home is Home.DRAM or not on_gpu)]
+    pools = sum(item.num_bytes for item in kept)
+    if weights + pools <= host_bytes:
+        return
+    parts = f"{pools / GB:,.1f} GB of KV pools and buffers"
+    if weights:
+        parts = f"{weights / GB:,.1f} GB of weights and {parts}"
+    message = (
+        f"{pipeline.model.name} with {pipeline.method.name}, batch {batch}, does not fit: it takes {parts}, and this "
+        f"machine has {host_bytes / GB:,.1f} GB of memory; take a smaller model, context or batch, plan it with "
+        "`herald-sim peak`, or state --host-limit-gb where the machine has more than it shows"
+    )
+    raise CapacityError(message)

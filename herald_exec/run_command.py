@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from herald_exec.footprint import run_memory
+from herald_exec.footprint import require_host_memory, run_memory
 from herald_pipeline import capacity, catalogue, methods, trace
 from herald_pipeline import pipeline as pipelines
 from herald_pipeline.errors import ConfigError, RunError, check_number, raise_problems
 from herald_pipeline.memory import UNLIMITED_BYTES
+from herald_pipeline.model import ModelShape
 from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.settings import Settings, read_settings
 from herald_pipeline.steps import Steps, parse, read_commits, read_steps
@@ -55,11 +56,16 @@ class Choices:
     keys: str = "full"
 
 
-def load_model(choices: Choices, device: str, dtype: str | None) -> "BlockModel":
-    """Model by name with seeded random weights, or from a folder."""
-    from herald_exec.checkpoints.memory import require_memory, resolve_device, resolve_dtype
+def load_model(choices: Choices, device: str, dtype: str | None, host_limit_gb: float | None = None) -> "BlockModel":
+    """Model by name with seeded random weights, or from a folder.
+
+    A run of random weights that this machine's memory cannot hold is refused before they are drawn, unless
+    ``host_limit_gb`` says what there is.
+    """
+    from herald_exec.checkpoints.memory import require_memory, resolve_device, resolve_dtype, total_host_bytes
     from herald_exec.checkpoints.named import open_model
     from herald_exec.models import random_model
+    from herald_exec.pools import TORCH_DTYPES
 
     target, wanted = resolve_device(device), resolve_dtype(dtype)
     if choices.weights not in ("random", "checkpoint"):
@@ -74,6 +80,13 @@ def load_model(choices: Choices, device: str, dtype: str | None) -> "BlockModel"
         # fp32 is exact and fast enough on the CPU; a GPU runs what it is built for.
         wanted = resolve_dtype("fp32" if target.type == "cpu" else "bf16")
     assert wanted is not None
+    if host_limit_gb is None:
+        kv = next(name for name, dtype in TORCH_DTYPES.items() if dtype is wanted)
+        pipeline = _described(choices, shape, kv)
+        lengths = workload(choices, pipeline.settings.block_length)
+        require_host_memory(
+            pipeline, lengths, total_host_bytes(), weight_bytes=wanted.itemsize, on_gpu=target.type == "cuda"
+        )
     return random_model(shape, choices.seed, device=target, dtype=wanted)
 
 
@@ -81,8 +94,11 @@ def describe(choices: Choices, model: "BlockModel") -> Pipeline:
     """The method for the model, with KV stored in the model's type."""
     from herald_exec.pools import TORCH_DTYPES
 
-    shape = model.shape
     kv = next(name for name, dtype in TORCH_DTYPES.items() if dtype is model.kv_dtype)
+    return _described(choices, model.shape, kv)
+
+
+def _described(choices: Choices, shape: ModelShape, kv: str) -> Pipeline:
     changes: dict[str, Any] = {
         "block_length": shape.block_length if choices.block is None else choices.block,
         "kv_dtype": kv,
@@ -328,7 +344,7 @@ def run(
     from herald_exec.execution import Options, decode
     from herald_exec.op_times import OpTimes
 
-    loaded = load_model(choices, device, dtype)
+    loaded = load_model(choices, device, dtype, host_limit_gb)
     pipeline = describe(choices, loaded)
     length = pipeline.settings.block_length
     lengths, steps_plan = workload(choices, length), plan(choices, pipeline.settings)

@@ -1,5 +1,6 @@
 """Memory that a checkpoint needs and that a device can give, compared before anything is loaded."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +63,13 @@ def available_bytes(device: torch.device, cgroup: Path = _CGROUP) -> int | None:
     # File pages that the kernel can drop do not count as taken.
     cached = _inactive_file_bytes(cgroup / "memory.stat")
     return max(0, limit - used + cached)
+
+
+def total_host_bytes(cgroup: Path = _CGROUP) -> int:
+    """Host memory of this machine, or what the control group allows of it: more than that can never be had."""
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _read_limit(cgroup / "memory.max")
+    return installed if limit is None else min(installed, limit)
 
 
 def _inactive_file_bytes(path: Path) -> int:

@@ -222,3 +222,28 @@ def test_a_run_in_which_no_retrieval_was_counted_does_not_say_that_it_took_no_ti
     text = result_text(result)
     assert "block time" in text
     assert "retrieval" not in text
+
+
+def test_a_run_that_this_machines_memory_cannot_hold_is_refused_before_weights_are_drawn(command, monkeypatch):
+    monkeypatch.setattr("herald_exec.checkpoints.memory.total_host_bytes", lambda: 4 * 10**9)
+    monkeypatch.setattr("herald_exec.models.random_model", lambda *_, **__: pytest.fail("weights were drawn"))
+    code, _, err = command("run", "--model", "llada2-mini", "--method", "dense", "--context", "64", "--batch", "1")
+    assert code == 1
+    assert "65.0 GB of weights" in err
+    assert "this machine has 4.0 GB" in err
+    assert "--host-limit-gb" in err
+
+
+def test_kv_pools_count_for_the_machines_memory_too(command, monkeypatch):
+    monkeypatch.setattr("herald_exec.checkpoints.memory.total_host_bytes", lambda: 4 * 10**9)
+    monkeypatch.setattr("herald_exec.models.random_model", lambda *_, **__: pytest.fail("weights were drawn"))
+    # tiny: 4 layers, K and V of 2 heads of 16 fp32 numbers: 1,024 bytes a token.
+    code, _, err = command("run", "--model", "tiny", "--method", "dense", "--context", "4000000", "--batch", "1")
+    assert code == 1
+    assert "4.1 GB of KV pools" in err
+
+
+def test_a_stated_host_limit_takes_the_place_of_what_the_machine_shows(command, monkeypatch):
+    monkeypatch.setattr("herald_exec.checkpoints.memory.total_host_bytes", lambda: 1)
+    assert command(*SMALL)[0] == 1
+    assert command(*SMALL, "--host-limit-gb", "1")[0] == 0
