@@ -1,25 +1,25 @@
-"""What a step, or a proxy, and rows that the device fetches beside it cost each other.
+"""What a step, or a proxy, and rows that the device fetches beside it cost each other where neither ever rests.
 
 A fetch goes before the kernels of a step (:data:`~herald_pipeline.parts.FETCH`): its programs hold multiprocessors for
 as long as it lasts, and kernels have the others. Both are timed alone and while the other runs all the time, in turn. A
-step is the layers of the model with attention to selected entries; a proxy is its whole stage, one layer's.
+step is the layers of the model with attention to selected entries; a proxy is its whole stage, one layer's. These rows
+say whether it is the neighbour that costs what :mod:`calibration.gpu.fetching_steps` finds in runs.
 """
 
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from calibration.bench import Bench, Beside, Part, Value, row_of, widest
+from calibration.bench import Bench, Beside, Part, row_of
 from calibration.gpu import attention, layers, load, row_fetch
 from calibration.gpu.graphs import captured
 from calibration.other_gathers import selected_rows
-from calibration.parts.proxy import partial_bytes
 from calibration.timing import Timing, Work, interleaved
 from herald_exec import kernels
 from herald_exec.models import BlockModel
@@ -29,7 +29,6 @@ _ROUNDS = 3
 """Times that everything is timed alone and then beside the other."""
 _AHEAD = 2
 """Fetches, or replays, that are issued at once, so that the device never waits for the host."""
-_NOTE = "both run all the time, the fetch on a stream of high priority"
 
 
 def batches(bench: Bench) -> tuple[int, ...]:
@@ -37,32 +36,10 @@ def batches(bench: Bench) -> tuple[int, ...]:
     return (4, 16, 38) if bench.on_cuda else (1, 2)
 
 
-@dataclass
-class Factors:
-    """Times as long, by what they depend on: token rows of a step, a proxy's partial keys, and a fetch's bytes."""
-
-    step: dict[float, float] = field(default_factory=dict)
-    proxy: dict[float, float] = field(default_factory=dict)
-    fetch: dict[float, float] = field(default_factory=dict)
-
-    def values(self, spread: float) -> list[Value]:
-        """The engine's numbers; nothing is faster for what runs beside it."""
-        found = []
-        for name, unit, by in (
-            ("step_beside_row_fetch", "rows", self.step),
-            ("proxy_beside_row_fetch", "B", self.proxy),
-            ("row_fetch_beside_step", "B", self.fetch),
-        ):
-            at = tuple(sorted(by))
-            found.append(Value(f"engine.{name}", "x", tuple(max(1.0, by[x]) for x in at), at, unit, spread, _NOTE))
-        return found
-
-
 def measure(bench: Bench, part: Part, pool: kernels.PagedKV, context: int) -> None:
-    """Time fetches from ``pool`` and kernels, alone and beside each other; raw times and factors go to ``part``."""
+    """Time fetches from ``pool`` and kernels, alone and beside each other; raw times go to ``part``."""
     # What disturbs is the question here, so nothing is refused.
     bench = replace(bench, plan=replace(bench.plan, max_spread=1e9, more=0))
-    factors, timings = Factors(), list[Timing]()
     whole = bench.on_cuda and bench.shape.moe is not None
     model = bench.model if whole else layers.layers_model(bench)
     places = [(count, max(1, int(attention.SELECTED * context))) for count in batches(bench)]
@@ -78,20 +55,12 @@ def measure(bench: Bench, part: Part, pool: kernels.PagedKV, context: int) -> No
             main = captured(bench, works) if bench.on_cuda else works
             beside = _kernels_beside(bench, main, fetch)
             each = _fetch_beside(bench, main, fetch)
-            tokens, size = count * bench.block_length, partial_bytes(bench, count, context)
-            factors.step[float(tokens)], factors.proxy[size] = beside["step"].longer, beside["proxy"].longer
-            # Of a layer's step and its proxy a fetch has each beside it for that one's time.
-            share = beside["step"].alone / model.shape.num_layers
-            share /= share + beside["proxy"].alone
-            factors.fetch[rows.num_bytes] = share * each["step"].longer + (1 - share) * each["proxy"].longer
             for case, pairs, beside_what in (("kernels", beside, "row fetch"), ("row_fetch", each, "")):
                 for name, pair in pairs.items():
                     columns = {"rows": count, "bytes": rows.num_bytes, "times_as_long": round(pair.longer, 3)}
                     what, other = (name, beside_what) if case == "kernels" else (case, name)
                     for timing, runs in ((pair.timings[0], ""), (pair.timings[1], other)):
                         part.rows.append(row_of(timing, case=what, beside=runs, **columns))
-                    timings += pair.timings
-    part.values += factors.values(widest(timings))
 
 
 class _Pair:

@@ -91,8 +91,9 @@ def measure(bench: Bench) -> Part:
 
 
 def _beside_rows(bench: Bench, part: Part, pool: kernels.PagedKV, context: int) -> None:
-    from calibration.gpu import beside_rows  # a GPU's: Triton
+    from calibration.gpu import beside_rows, fetching_steps  # a GPU's: Triton
 
+    fetching_steps.measure(bench, part)
     beside_rows.measure(bench, part, pool, context)
 
 

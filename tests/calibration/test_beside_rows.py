@@ -14,7 +14,6 @@ from calibration.bench import Bench, Part
 from calibration.timing import Plan, Timing
 from herald_exec import kernels
 from herald_exec.models import tiny
-from herald_pipeline.hardware import Engine, specs
 from herald_pipeline.model import KVDtype
 
 pytest.importorskip("triton", reason="Triton is not installed; it comes with the CUDA builds of PyTorch")
@@ -42,21 +41,6 @@ def test_a_factor_is_the_median_of_rounds_each_against_its_own_time_alone():
     pair = beside_rows._Pair([(timing(1.0), timing(1.6)), (timing(2.0), timing(3.4)), (timing(1.0), timing(1.5))])
     assert pair.longer == pytest.approx(1.6)
     assert len(pair.timings[0].samples) == len(pair.timings[1].samples) == 18
-
-
-def test_factors_are_curves_over_what_they_depend_on_and_none_is_below_one():
-    factors = beside_rows.Factors({512.0: 1.6, 128.0: 0.97}, {2e8: 1.7, 1e8: 1.2}, {5e7: 1.19, 1.3e8: 1.0})
-    step, proxy, fetch = factors.values(0.1)
-    assert (step.path, step.x, step.y, step.x_unit) == (
-        "engine.step_beside_row_fetch",
-        (128.0, 512.0),
-        (1.0, 1.6),
-        "rows",
-    )
-    assert (proxy.path, proxy.x, proxy.y) == ("engine.proxy_beside_row_fetch", (1e8, 2e8), (1.2, 1.7))
-    assert (fetch.path, fetch.x, fetch.y) == ("engine.row_fetch_beside_step", (5e7, 1.3e8), (1.19, 1.0))
-    units = {name: spec.unit for name, spec in specs(Engine).items()}
-    assert all(value.unit == units[value.path.removeprefix("engine.")] for value in (step, proxy, fetch))
 
 
 def test_the_proxy_that_is_timed_picks_what_largest_weights_say(bench, monkeypatch):
@@ -106,7 +90,4 @@ def test_everything_is_timed_alone_and_beside_and_written_down(bench, monkeypatc
             ("row_fetch", ""), ("row_fetch", "step"), ("row_fetch", "proxy"),
         ]
     }  # fmt: skip
-    assert {value.path.removeprefix("engine.") for value in part.values} == {
-        "step_beside_row_fetch", "proxy_beside_row_fetch", "row_fetch_beside_step",
-    }  # fmt: skip
-    assert all(len(value.x) == len(value.y) == 2 and min(value.y) >= 1 for value in part.values)
+    assert all(row["times_as_long"] > 0 for row in part.rows)
