@@ -15,6 +15,7 @@ from herald_pipeline.errors import ConfigError, check_number, raise_problems, un
 from . import _core
 
 _LEVELS = ("first", "second", "once")
+_STRIDES = (1, 2, 4)
 
 
 def _checked(limits: dict[str, tuple[int, int]], values: object) -> None:
@@ -47,15 +48,11 @@ class Tuning:
         is then ignored).
     even
         With fewer than 16 query rows: prefetches go on while scores become probabilities, in place of resting there.
-    write_ahead
-        Lines that take probabilities are asked for a tile before they are written.
-    read_ahead
-        KiB of probabilities that importance asks for ahead of use; 0 leaves it to the hardware.
-    weave
-        16 and more query rows on matrix tiles: V's next columns are interleaved between the products of these.
-    near
-        16 and more query rows on matrix tiles: what is asked into the first cache 32 keys ahead of use. 1 is K, 2 is K
-        and the probabilities, 0 nothing.
+    stride
+        Cache lines from one request to the next, 1, 2 or 4: the hardware is to bring those between, the neighbour of a
+        line as its second half of 128 bytes.
+    lead
+        16 and more query rows on matrix tiles: half pages ahead, in the order of use; 0 is a block, as pages hold it.
     """
 
     distance: int = 0
@@ -65,16 +62,14 @@ class Tuning:
     rows_ahead: int = 32
     bulk: bool = False
     even: bool = False
-    write_ahead: bool = False
-    read_ahead: int = 0
-    weave: bool = False
-    near: int = 0
+    stride: int = 1
+    lead: int = 0
 
     def __post_init__(self) -> None:
-        _checked(
-            {"distance": (0, 128), "streams": (1, 8), "rows_ahead": (0, 256), "read_ahead": (0, 256), "near": (0, 2)},
-            self,
-        )
+        _checked({"distance": (0, 128), "streams": (1, 8), "rows_ahead": (0, 256), "lead": (0, 64)}, self)
+        if self.stride not in _STRIDES:
+            message = f"stride must be one of {', '.join(map(str, _STRIDES))}, got {self.stride!r}"
+            raise ConfigError(message)
 
     def numbers(self) -> tuple[int, ...]:
         """As the extension takes them."""

@@ -134,8 +134,7 @@ static void FN(attend_dot)(const herald_attend *args) {
         prefetch lines = prefetch_of(ahead_bytes ? k + ahead_bytes : NULL, HERALD_TILE * stride, steps, &args->tuning);
         lines.every = left_out(steps, args->tuning.even ? softmax_steps(rows) : 0);
         FN(qk_few)(k, stride, n, q, chunks, rows, 1, p, lines);
-        int rescale = FN(softmax_few)(p, n, rows, args->m, args->l, scale, go_on(lines, steps, args->tuning.even),
-                                      FN(next_p_few)(args));
+        int rescale = FN(softmax_few)(p, n, rows, args->m, args->l, scale, go_on(lines, steps, args->tuning.even));
         if (args->keep_p) memcpy(args->p_max + tile * rows, args->m, sizeof(float) * (size_t)rows);
         if (!args->output) continue;
         if (rescale)

@@ -73,6 +73,7 @@ typedef struct {
     const char *from;
     int64_t lines, apart, step;
     int every; /* one step in so many is left out, and made up for in the softmax; 0: none */
+    int rest;  /* only steps that 2^rest divides ask */
 } prefetch;
 
 #ifdef DECLARE_TILES
@@ -82,12 +83,19 @@ DECLARE_TILES
 /* `bytes` from `from` on over `steps` steps. */
 INLINE prefetch prefetch_of(const char *from, int64_t bytes, int64_t steps, const herald_tuning *tuning) {
     int64_t lines = steps ? (bytes / 64 + steps - 1) / steps : 0;
-    prefetch found = {from, from ? lines : 0, 64, lines * 64, 0};
-    if (tuning->streams > 1 && lines > 1) found.apart = bytes / lines, found.step = 64;
+    int streams = tuning->streams > 1 && lines > 1, rest = 0;
+    for (int stride = tuning->stride; stride > 1; stride /= 2) { /* fewer lines a step, or a step in two */
+        if (streams || lines % 2) rest++;
+        else lines /= 2;
+    }
+    int64_t apart = 64 * tuning->stride;
+    prefetch found = {from, from ? lines : 0, apart, lines * apart, 0, rest};
+    if (streams) found.apart = bytes / lines, found.step = apart;
     return found;
 }
 INLINE void prefetch_step(prefetch ahead, int64_t step) {
-    const char *at = ahead.from + step * ahead.step;
+    if (step & ((1 << ahead.rest) - 1)) return;
+    const char *at = ahead.from + (step >> ahead.rest) * ahead.step;
     for (int64_t line = 0; line < ahead.lines; line++, at += ahead.apart) __builtin_prefetch(at, 0, 2);
 }
 
@@ -197,10 +205,8 @@ INLINE going_on go_on(prefetch lines, int64_t steps, int even) {
     return rest;
 }
 
-/* Scores of one tile to p in place; m, l updated; scale[row] = what o must be multiplied by. Returns whether any is not 1.
- * With `next_p`, the bytes to the tile of p that is written next, its lines are asked for. Until they are there the scores
- * stored in them, four at a time, cannot be loaded sixteen at a time, and stores behind them wait. */
-static int FN(softmax_few)(float *s, int n, int rows, float *m, float *l, float *scale, going_on ahead, int64_t next_p) {
+/* Scores of one tile to p in place; m, l updated; scale[row] = what o must be multiplied by. Returns whether any is not 1. */
+static int FN(softmax_few)(float *s, int n, int rows, float *m, float *l, float *scale, going_on ahead) {
     int rescale = 0;
     for (int row = 0; row < rows; row++, s += HERALD_TILE) {
         for (int j = n; j < HERALD_TILE; j++) s[j] = -__builtin_inff();
@@ -211,7 +217,6 @@ static int FN(softmax_few)(float *s, int n, int rows, float *m, float *l, float 
         for (int j = 0; j < HERALD_TILE; j += W) {
             vf p = vf_exp2(vf_sub(vf_load(s + j), vf_set1(now)));
             if (j) prefetch_step(ahead.lines, ahead.step++);
-            if (next_p) __builtin_prefetch((const char *)(s + j) + next_p, 0, 2);
             vf_store(s + j, p);
             sum = vf_add(sum, p);
         }
@@ -301,7 +306,7 @@ INLINE void pv_tile(const char *v, int64_t stride, int n, const float *p, int ch
                 float *or = o + row * chunks * CHUNK_FLOATS;
                 int left = rows - row < most ? rows - row : most;
                 prefetch now = lines;
-                now.from += pass * SUB_TILE * lines.step;
+                now.from += (pass * SUB_TILE >> lines.rest) * lines.step;
                 if (chunk + wide <= chunks)
                     pv_pass(vj, stride, count, pj, chunk, chunks, left, most, wide, bf16, or, now);
                 else pv_pass(vj, stride, count, pj, chunk, chunks, left, most, 1, bf16, or, now);
@@ -330,9 +335,6 @@ static char *FN(take)(char **from, size_t bytes) {
 
 static size_t FN(p_tile_few)(int rows) { return sizeof(float) * HERALD_TILE * (size_t)rows; }
 static size_t FN(p_max_few)(int rows) { return (size_t)rows; }
-static int64_t FN(next_p_few)(const herald_attend *args) {
-    return args->tuning.write_ahead && args->keep_p ? (int64_t)FN(p_tile_few)(args->rows) : 0;
-}
 
 /* What is asked for while tile `tile` is worked on. Distance counts half pages (a K tile, a V tile): 1 asks for the page's
  * V while its K is scored and for the next page's K while V is summed; 2 n asks for K during K and V during V, n pages on. */
@@ -382,8 +384,7 @@ static void FN(attend_few)(const herald_attend *args) {
         }
         if (args->raw) p = memcpy(apart, p, FN(p_tile_few)(rows));
         int rescale = FN(softmax_few)(p, n, rows, args->m, args->l, scale,
-                                      go_on(lines, lines.every || !tiles ? qk_steps : tile_steps, even),
-                                      FN(next_p_few)(args));
+                                      go_on(lines, lines.every || !tiles ? qk_steps : tile_steps, even));
         if (args->keep_p) memcpy(args->p_max + tile * rows, args->m, sizeof(float) * (size_t)rows);
         if (!args->output) continue;
         if (rescale)
@@ -483,7 +484,7 @@ static void FN(scan_int8)(const herald_attend *args) {
                 float *s = p + row * HERALD_TILE + j;
                 vf_store(s, vf_mul(vf_load(s), vf_mul(vf_load(scale + j), vf_set1(unit[row]))));
             }
-        FN(softmax_few)(p, n, rows, args->m, args->l, factor, rest, FN(next_p_few)(args));
+        FN(softmax_few)(p, n, rows, args->m, args->l, factor, rest);
         memcpy(args->p_max + tile * rows, args->m, sizeof(float) * (size_t)rows);
     }
     if (tiles) STOP_TILES();
@@ -558,8 +559,6 @@ static void FN(importance_few)(const herald_attend *args, const float *m, const 
     for (int64_t tile = 0; tile < tiles; tile++, out += HERALD_TILE) {
         const float *p = (const float *)(args->p + (size_t)tile * FN(p_tile_few)(args->rows));
         float *factor = args->p_max + tile * args->rows;
-        if (args->tuning.read_ahead)
-            prefetch_bytes((const char *)p + 1024 * args->tuning.read_ahead, (int64_t)FN(p_tile_few)(args->rows));
         if (!args->raw) FN(tile_factors)(factor, m, args->rows, factor);
         vf sum[HERALD_TILE / W];
         for (int j = 0; j < HERALD_TILE / W; j++) sum[j] = vf_set1(0.0f);

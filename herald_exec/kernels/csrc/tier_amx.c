@@ -30,6 +30,7 @@ static char *herald_amx_start_int8(const herald_attend *args, const int16_t *q, 
 #define STEP 32   /* keys of one set of score tiles */
 #define SPAN 64   /* keys that meet all queries in turn: K of a span stays in the first cache while Q, which does not, goes by */
 #define TILE_BYTES 1024
+#define P_AHEAD 8192 /* bytes of P that importance asks for ahead of use */
 #define UNBIASED 1.002818f
 #define TOO_LARGE 60.0f
 /* gcc 12's tile loads do not tell the compiler that they read memory */
@@ -283,23 +284,37 @@ INLINE void transpose(const __m512i *from, char *to) {
 typedef struct {
     const char *at, *end, *now, *other; /* within a half page (K tile or V tile); where it and the next half page begin */
     int64_t half_bytes, hop;            /* of a half page; from one to the next but one */
+    int lead, halves, of_v, stride;     /* with `lead`: half pages of K, or of V, still to come before the other */
+    int64_t across;                     /* with `lead`: from K of a page to its V */
     int64_t left, block;                /* lines that may still be asked for in this block; of a whole block */
     int product, interleave, output;    /* lines after: a K tile's products, eight vectors of V, an output tile's products */
 } asking;
 
+static void turn_page(asking *ahead) {
+    const char *next = ahead->other;
+    ahead->other = ahead->now + ahead->hop;
+    if (ahead->lead) {
+        next = ahead->now + ahead->hop;
+        if (ahead->across && --ahead->halves == 0) { /* K of a block, V of the same, K of the next */
+            ahead->halves = BLOCK / HERALD_TILE;
+            ahead->of_v = !ahead->of_v;
+            next += ahead->of_v ? ahead->across - ahead->halves * ahead->hop : -ahead->across;
+        }
+    }
+    ahead->now = ahead->at = next;
+    ahead->end = next + ahead->half_bytes;
+}
 INLINE void ask(asking *ahead, int64_t lines) {
     if (!ahead->left) return;
     int64_t some = (ahead->end - ahead->at) / 64;
     if (some > ahead->left) some = ahead->left;
     if (some > lines) some = lines;
-    for (int64_t i = 0; i < some; i++) __builtin_prefetch(ahead->at + i * 64, 0, 2);
+    int64_t apart = 64 * ahead->stride;
+    for (const char *at = ahead->at + (-(intptr_t)ahead->at & (apart - 1)); at < ahead->at + some * 64; at += apart)
+        __builtin_prefetch(at, 0, 2);
     ahead->at += some * 64;
     ahead->left -= some;
-    if (ahead->at < ahead->end) return;
-    const char *next = ahead->other;
-    ahead->other = ahead->now + ahead->hop;
-    ahead->now = ahead->at = next;
-    ahead->end = next + ahead->half_bytes;
+    if (ahead->at == ahead->end) turn_page(ahead);
 }
 
 static void FN(plan_asking)(const herald_attend *args, int groups, int blocks, asking *to) {
@@ -308,8 +323,16 @@ static void FN(plan_asking)(const herald_attend *args, int groups, int blocks, a
     int wanted = args->tuning.distance && !args->tuning.bulk, pairs = (groups + 1) / 2, columns = args->output ? blocks : 0;
     const char *k = args->stream.k + pages * hop, *v = args->stream.v + pages * hop;
     *to = (asking){.at = k, .end = k + HERALD_TILE * row_bytes, .now = k, .other = args->output ? v : k + hop,
-                   .half_bytes = HERALD_TILE * row_bytes, .hop = args->output ? hop : 2 * hop};
+                   .half_bytes = HERALD_TILE * row_bytes, .hop = args->output ? hop : 2 * hop,
+                   .lead = args->tuning.lead, .stride = args->tuning.stride};
     if (!wanted) return;
+    if (to->lead) {
+        *to = (asking){.now = args->stream.k, .at = args->stream.k, .half_bytes = HERALD_TILE * row_bytes, .hop = hop,
+                       .across = args->output ? args->stream.v - args->stream.k : 0, .halves = (int)pages,
+                       .lead = args->tuning.lead, .stride = args->tuning.stride};
+        to->end = to->at + to->half_bytes;
+        for (int half = 0; half < to->lead; half++) turn_page(to);
+    }
     to->block = BLOCK / STEP * step_lines * (args->output ? 2 : 1);
     to->product = (int)((step_lines + pairs * blocks * 2 - 1) / (pairs * blocks * 2));
     to->interleave = 4;
@@ -357,6 +380,7 @@ static __attribute__((noinline)) void FN(exponentials)(pending *step, int halves
         float *l = step->l + group * 16, *top = step->top + group * 16;
         if (keys >= 16) half_group(s, 16, 0, l, top, step->pairs + 8 * half);
         else half_group(s, keys, 1, l, top, step->pairs + 8 * half);
+        /* a store that misses holds up all stores behind it */
         if (step->next_p) prefetch_bytes(step->p + group * TILE_BYTES + half * TILE_BYTES / 2 + step->next_p, TILE_BYTES / 2);
         if (half) transpose(step->pairs, step->p + group * TILE_BYTES);
     }
@@ -438,22 +462,22 @@ static void FN(first_reference)(const state *s, int keys) {
     }
 }
 
-/* K of the next step where that is the first to load it: all queries meet a span before the next. */
-static const char *FN(k_soon)(const state *s, int64_t first, int keys, int key, int group) {
-    int first_to_load = key % SPAN ? group + 2 >= s->groups : group == 0;
-    if (!s->args->tuning.near || !first_to_load || key + STEP >= keys) return NULL;
+/* K of the next step where all queries are one pair of groups: then each step loads K that no step before has loaded. More
+ * pairs share that wait, and measuring found nothing to gain. */
+static const char *FN(k_soon)(const state *s, int64_t first, int keys, int key) {
+    if (s->groups > 2 || key + STEP >= keys) return NULL;
     return FN(rows_at)(s, s->args->stream.k, first + key + STEP);
 }
 
 static void FN(scores_of_block)(const state *s, int64_t first, int keys, char *p) {
     int buffer = 0;
-    pending waiting = {.groups = 0, .next_p = s->args->tuning.write_ahead && s->args->keep_p ? s->groups * TILE_BYTES : 0};
+    pending waiting = {.groups = 0, .next_p = s->args->keep_p ? s->groups * TILE_BYTES : 0};
     for (int span = 0; span < keys; span += SPAN)
         for (int group = 0; group < s->groups; group += 2)
             for (int key = span; key < keys && key < span + SPAN; key += STEP, buffer ^= 1) {
                 int some = keys - key < STEP ? keys - key : STEP, two = group + 1 < s->groups;
                 const char *k = FN(k_step)(s, first + key, some), *q = s->q + group * s->blocks * TILE_BYTES;
-                const char *soon = FN(k_soon)(s, first, keys, key, group);
+                const char *soon = FN(k_soon)(s, first, keys, key);
                 float *scores = s->scores + buffer * 1024, *start = s->start + group * 16;
                 if (two) score_tiles(k, s->row_bytes, q, s->blocks, start, 1, scores, &waiting, s->ahead, soon);
                 else score_tiles(k, s->row_bytes, q, s->blocks, start, 0, scores, &waiting, s->ahead, soon);
@@ -504,30 +528,22 @@ INLINE void interleave_eight(const char *v, int64_t stride, int rows, char *to) 
 }
 
 /* 32 columns of a block's V, pairs of rows interleaved: 16 KiB, which stay in the first cache while all queries meet them.
- * Unpacking works in 128-bit parts, so columns come in the order of column_of(). Done eight keys at a time, from `next` on. */
-typedef struct {
-    int64_t first; /* of the block's keys */
-    int keys, column, next;
-} columns;
-static char *FN(pairs_of)(const state *s, int column) { return s->v_pairs + column % 2 * (BLOCK / 2 * 128); }
-static void FN(interleave)(const state *s, columns *some, int end) {
-    char *to = FN(pairs_of)(s, some->column) + some->next * 64;
+ * Unpacking works in 128-bit parts, so columns come in the order of column_of(). */
+static void FN(interleave)(const state *s, int64_t first, int keys, int column) {
+    char *to = s->v_pairs;
     int64_t stride = s->row_bytes; /* a store could change it, for all the compiler knows */
-    for (; some->next < end; some->next += 8, to += 8 * 64) {
-        const char *v = FN(rows_at)(s, s->args->stream.v, some->first + some->next) + some->column * 64;
-        int left = some->keys - some->next;
-        if (left >= 8) interleave_eight(v, stride, 8, to);
-        else interleave_eight(v, stride, left, to);
+    for (int key = 0; key < (keys + STEP - 1) / STEP * STEP; key += 8, to += 8 * 64) {
+        const char *v = FN(rows_at)(s, s->args->stream.v, first + key) + column * 64;
+        if (keys - key >= 8) interleave_eight(v, stride, 8, to);
+        else interleave_eight(v, stride, keys - key, to);
         ask(s->ahead, s->ahead->interleave);
     }
 }
 static int FN(column_of)(int tile, int i) { return tile / 2 * 32 + i / 4 * 8 + tile % 2 * 4 + i % 4; }
 
-/* Output tiles of 16 or 32 query rows x 32 d over a block. After the products of a step come `share` keys of the columns that
- * are next, which are interleaved while the matrix unit is busy. */
-INLINE void output_tiles(const state *s, const char *p, int steps, int group, int column, int two, columns *next, int share) {
+/* Output tiles of 16 or 32 query rows x 32 d over a block. */
+INLINE void output_tiles(const state *s, const char *p, int steps, int group, int column, int two) {
     float *o = s->o + (group * 2 * s->blocks + 2 * column) * 256, *below = o + 2 * s->blocks * 256;
-    const char *pairs = FN(pairs_of)(s, column);
     _tile_loadd(0, o, 64);
     _tile_loadd(1, o + 256, 64);
     if (two) {
@@ -535,7 +551,7 @@ INLINE void output_tiles(const state *s, const char *p, int steps, int group, in
         _tile_loadd(3, below + 256, 64);
     }
     for (int step = 0; step < steps; step++) {
-        const char *left = p + (step * s->groups + group) * TILE_BYTES, *right = pairs + step * 16 * 128;
+        const char *left = p + (step * s->groups + group) * TILE_BYTES, *right = s->v_pairs + step * 16 * 128;
         _tile_loadd(4, left, 64);
         _tile_loadd(6, right, 128);
         _tile_dpbf16ps(0, 4, 6);
@@ -546,9 +562,6 @@ INLINE void output_tiles(const state *s, const char *p, int steps, int group, in
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
-        for (int line = 0; s->args->tuning.near > 1 && line < (two ? 32 : 16); line++)
-            __builtin_prefetch(left + s->groups * TILE_BYTES + line * 64, 0, 3);
-        if (share) FN(interleave)(s, next, next->next + share < steps * STEP ? next->next + share : steps * STEP);
         ask(s->ahead, s->ahead->output);
     }
     _tile_stored(0, o, 64);
@@ -560,19 +573,15 @@ INLINE void output_tiles(const state *s, const char *p, int steps, int group, in
 }
 
 static void FN(output_of_block)(const state *s, int64_t first, int keys, const char *p) {
-    int steps = (keys + STEP - 1) / STEP, pairs = (s->groups + 1) / 2, each = (STEP / 8 + pairs - 1) / pairs * 8;
-    columns now = {first, keys, 0, 0};
+    int steps = (keys + STEP - 1) / STEP;
     for (int column = 0; column < s->blocks; column++) {
-        columns next = {first, keys, column + 1, 0};
-        int share = s->args->tuning.weave && column + 1 < s->blocks ? each : 0;
-        FN(interleave)(s, &now, steps * STEP); /* what was not between products */
+        FN(interleave)(s, first, keys, column);
         MEMORY_BARRIER();
         for (int group = 0; group < s->groups; group += 2) {
-            if (group + 1 < s->groups) output_tiles(s, p, steps, group, column, 1, &next, share);
-            else output_tiles(s, p, steps, group, column, 0, &next, share);
+            if (group + 1 < s->groups) output_tiles(s, p, steps, group, column, 1);
+            else output_tiles(s, p, steps, group, column, 0);
         }
         MEMORY_BARRIER();
-        now = next;
     }
 }
 
@@ -580,7 +589,7 @@ static size_t FN(p_tile_amx)(int rows) { return herald_round_up((size_t)rows, 16
 static size_t FN(p_max_amx)(int rows) { return herald_round_up((size_t)rows, 16); }
 static size_t FN(scratch_bytes_amx)(int rows, int head_dim) {
     size_t lanes = herald_round_up((size_t)rows, 16), dim = (size_t)head_dim, few = FN(scratch_bytes)(rows, head_dim);
-    size_t own = lanes * dim * 2 + lanes * dim * 4 + 8192 + STEP * dim * 2 + 2 * BLOCK * 64 + lanes * BLOCK * 2 +
+    size_t own = lanes * dim * 2 + lanes * dim * 4 + 8192 + STEP * dim * 2 + BLOCK * 64 + lanes * BLOCK * 2 +
                  5 * lanes * 4 + 16 * 64;
     size_t scores = lanes / 4 * (dim / 32) * TILE_BYTES + KEYS * 64 + KEYS * 2 * dim + 64; /* few rows on tiles */
     return own > few + scores ? own : few + scores;
@@ -597,7 +606,7 @@ static void FN(attend_amx)(const herald_attend *args) {
     s.o = (float *)FN(take)(&scratch, lanes * (size_t)dim * 4);
     s.scores = (float *)FN(take)(&scratch, 8192);
     s.k_tail = FN(take)(&scratch, (size_t)(STEP * s.row_bytes));
-    s.v_pairs = FN(take)(&scratch, 2 * (BLOCK / 2 * 128));
+    s.v_pairs = FN(take)(&scratch, BLOCK / 2 * 128);
     s.p_block = FN(take)(&scratch, lanes * BLOCK * 2);
     s.reference = (float *)FN(take)(&scratch, lanes * 4);
     s.start = (float *)FN(take)(&scratch, lanes * 4);
@@ -667,7 +676,7 @@ static void FN(importance_amx)(const herald_attend *args, const float *m, const 
             }
         vf a = vf_set1(0.0f), b = a, c = a, d = a;
         for (int row = 0; row < lanes; row += 2, p += 128) {
-            if (args->tuning.read_ahead) prefetch_bytes(p + 1024 * args->tuning.read_ahead, 128);
+            prefetch_bytes(p + P_AHEAD, 128);
             __m512i x = _mm512_loadu_si512(p), y = _mm512_loadu_si512(p + 64);
             vf wx = vf_set1(weight[row]), wy = vf_set1(weight[row + 1]);
             a = vf_fma(_mm512_castsi512_ps(_mm512_slli_epi32(x, 16)), wx, a);
