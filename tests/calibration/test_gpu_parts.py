@@ -47,6 +47,7 @@ def measured():
         # Of a tiny model launches are all, so what a step leaves to its experts could come out below nothing.
         bench.tables["products of a layer"] = dict.fromkeys(bench.tables["products of a layer"], 1e-9)
         bench.tables["layer overhead"] = {1.0: 0.0}
+        bench.tables["acceptance of a step"] = {1.0: 0.0}
         bench.tables["head by positions"] = dict.fromkeys(bench.tables["head by positions"], 1e-9)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("calibration.gpu.attention.seconds", lambda *_: 1e-9)
@@ -56,6 +57,7 @@ def measured():
             patch.setattr("calibration.gpu.load.LOAD_S", 0.2)
             patch.setattr("calibration.gpu.load.REST_S", 0.1)
             patch.setattr("calibration.gpu.load.sizes", lambda _: ((4, 1024), (16, 1024)))
+            patch.setattr("calibration.gpu.fetching_steps.context", lambda _: 1024)
             patch.setattr("calibration.gpu.load.sparse_sizes", lambda _: ((16, 1024),))
             for name in ("grouped-gemm", "launch", "load", "contention"):
                 found[name] = parts.get(name)(bench)
@@ -73,6 +75,8 @@ def test_every_number_of_the_engine_is_found_with_its_unit(measured):
         "exchange_project_us", "exchange_finish_us", "scattered_copy_efficiency", "constant_load_efficiency",
         "constant_load_efficiency_sparse",
         "gather_beside_scan", "copy_beside_scan", "row_fetch_beside_scan", "down_beside_scan",
+        "step_beside_row_fetch", "proxy_beside_row_fetch", "row_fetch_beside_step", "acceptance_us",
+        "first_step_experts_share",
     }  # fmt: skip
     for value in values:
         assert value.unit == units[value.path.removeprefix("engine.")]
