@@ -4,6 +4,9 @@ Three numbers a ceiling, none made of another: **foretold** from the profile's r
 ``ceiling:..``, which a process of its own ran; **achieved** from the cell ``run:..`` of the method, end to end. Beside
 them the **bound**, work over the raw rate that the cell ``rates`` found: achieved / bound above 1 says that one of the
 two was measured wrongly, and is an error.
+
+A kernel's protocol lies in a few gigabytes of host memory, and says at what rate these can be read. A profile whose
+rate is the median of places all over host memory foretells it with that rate, as ``reconcile`` does of a run's pool.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +23,7 @@ from herald_pipeline.model import KVDtype, ModelShape
 from herald_pipeline.stages import Mode, RowGroup, launch_shape
 from herald_pipeline.units import GB, NS_PER_S
 from herald_sim.cost import CostModel
+from herald_sim.explain import scaled
 
 Say = Callable[[str], None]
 BUDGET = 0.05
@@ -42,7 +46,10 @@ _RATES = ("h2d_gb_s", "dram_read_gb_s", "hbm_copy_gb_s", "hbm_read_gb_s", "gemm_
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """A cell of a ceiling: its name, where it was taken, and seconds of a block by the protocol."""
+    """A cell of a ceiling: its name, where it was taken, and seconds of a block by the protocol.
+
+    ``pool_gb_s`` is what a plain read of a kernel's pool reached, where there is one.
+    """
 
     name: str
     context: int
@@ -50,6 +57,7 @@ class Protocol:
     steps: int
     block_s: float
     options: Mapping[str, Any]
+    pool_gb_s: float | None = None
 
 
 def measured(folder: Path, model: str, say: Say) -> tuple[list[Protocol], Mapping[str, float]]:
@@ -86,15 +94,24 @@ def measured(folder: Path, model: str, say: Say) -> tuple[list[Protocol], Mappin
 def _protocol(name: str, result: Mapping[str, Any]) -> Protocol:
     ceiling, *options = name.split(":")[1:2] + name.split(":")[4:]
     at = (int(result["context"]), int(result["batch"]), int(result["steps"]))
-    raise_problems([check_number(result["block_s"], f"{name}: block_s", above=0)])
-    return Protocol(ceiling, *at, float(result["block_s"]), dict(part.split("=") for part in options))
+    pool = result.get("pool_read_gb_s")
+    problems = [check_number(result["block_s"], f"{name}: block_s", above=0)]
+    problems += [] if pool is None else [check_number(pool, f"{name}: pool_read_gb_s", above=0)]
+    raise_problems(problems)
+    rate = None if pool is None else float(pool)
+    return Protocol(ceiling, *at, float(result["block_s"]), dict(part.split("=") for part in options), rate)
 
 
-def compare(folder: Path, profile: Profile | None, shape: ModelShape, say: Say) -> dict[str, Any]:
-    """A row a ceiling and run of its method; ``errors`` names each achieved / bound above 1."""
+def compare(
+    folder: Path, profile: Profile | None, shape: ModelShape, say: Say, raw: Path | None = None
+) -> dict[str, Any]:
+    """A row a ceiling and run of its method; ``errors`` names each achieved / bound above 1.
+
+    ``raw`` is the folder of the profile's raw tables, which tell whether its host memory was read over places.
+    """
     protocols, rates = measured(folder, shape.name, say)
     runs = [run for run in read_runs(folder, say) if run.model == shape.name]
-    rows = [row for protocol in protocols for row in _rows(protocol, rates, runs, profile, shape)]
+    rows = [row for protocol in protocols for row in _rows(protocol, rates, runs, profile, shape, raw)]
     errors = [
         f"{row['name']}: {row['method']} reached {row['achieved_tok_s']:.1f} tok/s, above the bound of "
         f"{row['bound_tok_s']:.1f}: a rate or the run was measured wrongly"
@@ -105,7 +122,12 @@ def compare(folder: Path, profile: Profile | None, shape: ModelShape, say: Say) 
 
 
 def _rows(
-    protocol: Protocol, rates: Mapping[str, float], runs: list[Ran], profile: Profile | None, shape: ModelShape
+    protocol: Protocol,
+    rates: Mapping[str, float],
+    runs: list[Ran],
+    profile: Profile | None,
+    shape: ModelShape,
+    raw: Path | None,
 ) -> Iterator[dict[str, Any]]:
     """The ceiling beside every run of its method at its context and under its conditions; alone where none ran."""
     base: dict[str, Any] = {
@@ -118,7 +140,7 @@ def _rows(
     }
     if profile is not None:
         met = tuple((name, value) for name, value in protocol.options.items() if name in conditions.NAMES)
-        under = conditions.under(profile, met, None)
+        under = _in_its_place(conditions.under(profile, met, None), protocol, raw)
         foretold = _tok_s(foretold_block_s(protocol, under, shape), protocol.batch, shape)
         base |= {"foretold_tok_s": foretold, "foretold_error": foretold / base["protocol_tok_s"] - 1}
     of_method = [run for run in runs if _belongs(run, protocol)]
@@ -137,6 +159,14 @@ def _rows(
             "achieved_over_protocol": achieved / base["protocol_tok_s"],
             "achieved_over_bound": achieved / bound,
         }
+
+
+def _in_its_place(profile: Profile, protocol: Protocol, raw: Path | None) -> Profile:
+    """The profile with the read rate of the protocol's own pool, where its own is the median of places."""
+    rate = profile.machine.dram.read_gb_s
+    if protocol.pool_gb_s is None or rate is None or conditions.dram_span(raw) == (1.0, 1.0):
+        return profile
+    return scaled(profile, "dram", "read_gb_s", protocol.pool_gb_s / rate.peak)
 
 
 def _belongs(run: Ran, protocol: Protocol) -> bool:

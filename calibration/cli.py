@@ -201,12 +201,14 @@ def ceilings(
 ) -> None:
     """Measure Figure 5: each ceiling by its protocol, as foretold, and what the method that should hit it reached."""
     from calibration import ceilings as measured_ceilings
+    from calibration.profile_file import raw_folder
     from calibration.text import ceilings_text
+    from herald_pipeline import hardware_io
     from herald_pipeline.catalogue import resolve
-    from herald_pipeline.hardware_io import resolve as profile_of
 
-    profile = None if hardware is None else profile_of(hardware)
-    found = measured_ceilings.compare(measured, profile, resolve(model), lambda line: print(line, file=sys.stderr))
+    file = None if hardware is None else hardware_io.find(hardware)
+    profile, raw = (None, None) if file is None else (hardware_io.resolve(file), raw_folder(file))
+    found = measured_ceilings.compare(measured, profile, resolve(model), lambda line: print(line, file=sys.stderr), raw)
     _print(found, ceilings_text(found), json_)
     measured_ceilings.check(found)
 

@@ -102,3 +102,33 @@ def test_a_ceiling_of_another_model_is_left_out(cells):
     with pytest.raises(ConfigError, match="holds no ceiling of llada2-mini"):
         compare(cells, None, MINI, said.append)
     assert said == ["ceiling:full_kv_fetch_per_step:16384:4: left out, it ran sdar-8b"]
+
+
+@pytest.mark.parametrize(("places", "times"), [([110.0, 100.0, 90.0], 0.8), ([], 1.0)])
+def test_a_kernel_s_ceiling_is_foretold_in_its_own_place_by_a_profile_of_places(cells, tmp_path, places, times):
+    profile = hardware_io.resolve("h200-141g_emr-16vcpu-3")
+    read = profile.machine.dram.read_gb_s.peak
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    rows = "".join(f"by place,{rate}\n" for rate in places)
+    (raw / "dram.csv").write_text(f"case,gb_s\n{rows}", encoding="utf-8")
+    for rate, name in ((read, "as the profile"), (0.8 * read, "slower")):
+        ceiling = {"context": 32768, "batch": 16, "steps": 20, "block_s": 0.2, "pool_read_gb_s": rate}
+        folder = tmp_path / name
+        folder.mkdir()
+        write(folder, "rates", RATES)
+        run(folder, 4.0)
+        write(folder, "ceiling:cpu_1q_kernel:32768:16", ceiling)
+    same, slower = (
+        compare(tmp_path / name, profile, MINI, lambda _: None, raw)["rows"][0]["foretold_tok_s"]
+        for name in ("as the profile", "slower")
+    )
+    # Beside what is read a query has work of its own, and selections a fixed time.
+    assert times - 1e-9 <= slower / same <= times + 0.08 * (times < 1)
+
+
+def test_a_pool_that_reads_at_no_rate_is_refused(cells):
+    ceiling = {"context": 32768, "batch": 16, "steps": 20, "block_s": 0.2, "pool_read_gb_s": 0.0}
+    write(cells, "ceiling:cpu_1q_kernel:32768:16", ceiling)
+    with pytest.raises(ConfigError, match="pool_read_gb_s"):
+        measured(cells, MINI.name, lambda _: None)
