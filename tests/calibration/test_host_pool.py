@@ -1,6 +1,7 @@
 """Host memory measured over places of a large pool, as on a server: here with a small model and few entries."""
 
 import statistics
+from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from calibration import conditions, host_pool, parts, profile_file
 from calibration.bench import Bench, Part, Value
+from calibration.parts import memory
 from calibration.running import run_parts
 from calibration.timing import Plan
 from herald_exec.models import tiny
@@ -158,3 +160,24 @@ def test_the_pool_is_there_for_the_parts_that_read_host_memory_and_gone_for_the_
     assert seen == {"memory": False, "dram": True, "gemm": True, "gather": True, "load": False}
     run_parts(bench, ["dram"], [], lambda _: None, lambda: None, tmp_path)
     assert bench.host_pool is None
+
+
+def test_free_memory_is_of_what_is_stated_less_what_is_in_use(monkeypatch):
+    Memory = namedtuple("Memory", "total available")
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: Memory(64 * GB, 40 * GB))
+    monkeypatch.setattr(memory, "_CONTROL_GROUPS", ())
+    assert memory.free_bytes() == 40 * GB
+    # A machine whose memory grows shows less than it is stated to have; 24 GB of that are in use.
+    assert memory.free_bytes(256.0) == 232 * GB
+
+
+@pytest.mark.parametrize(("limit", "free_gb"), [("30000000000", 22), ("max", 40)])
+def test_a_control_group_s_limit_counts_less_what_it_would_not_give_back(monkeypatch, tmp_path, limit, free_gb):
+    Memory = namedtuple("Memory", "total available")
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: Memory(64 * GB, 40 * GB))
+    (tmp_path / "memory.max").write_text(f"{limit}\n", encoding="ascii")
+    (tmp_path / "memory.current").write_text("10000000000\n", encoding="ascii")
+    (tmp_path / "memory.stat").write_text("anon 8000000000\ninactive_file 2000000000\n", encoding="ascii")
+    group = (str(tmp_path), "memory.max", "memory.current", "inactive_file")
+    monkeypatch.setattr(memory, "_CONTROL_GROUPS", (group,))
+    assert memory.free_bytes() == free_gb * GB
