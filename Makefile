@@ -2,11 +2,15 @@
 PYTHON ?= python3
 VENV   ?= .venv
 PIP    := $(VENV)/bin/pip --disable-pip-version-check
+INSTALL := $(PIP) install --quiet --no-compile
 PY     := $(VENV)/bin/python
 # Python 3.11 has a CPU build of exactly this version; another one may be a CUDA build of gigabytes.
 TORCH  ?= torch==2.13.0
 STAMP  := $(VENV)/.installed
 SOURCES := $(wildcard herald_exec/kernels/*.pyx herald_exec/kernels/csrc/*)
+
+# Where it is set, each of a test run's many processes would compile the sources anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: test-emulated demo test lint types imports unit bench-simulator bench-gpu bench-gpu-report clean
 test: lint types imports unit          ## everything that CI runs
@@ -14,10 +18,12 @@ test: lint types imports unit          ## everything that CI runs
 $(STAMP): pyproject.toml CMakeLists.txt $(SOURCES)
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@date +%s > $(VENV)/.setup-began
-	$(PIP) install --quiet "pip>=25.1" "$(TORCH)"
-	$(PIP) install --quiet scikit-build-core cython cython-cmake cmake ninja
-	$(PIP) install --quiet --group test
-	$(PIP) install --quiet --no-build-isolation --editable ".[exec,calibration,reports]"
+	$(INSTALL) "pip>=25.1" "$(TORCH)"
+	$(INSTALL) scikit-build-core cython cython-cmake cmake ninja
+	$(INSTALL) --group test
+	$(INSTALL) --no-build-isolation --editable ".[exec,calibration,reports]"
+	@# pip compiles on one core, tests of other packages included; like pip, it goes on where a file is no valid Python.
+	$(PY) -m compileall -qq -j 0 -x '/tests/|/transformers/models/|/lm_eval/tasks/' $(VENV)/lib || true
 	@echo "set up in $$(($$(date +%s) - $$(cat $(VENV)/.setup-began))) s (downloads and build)" >&2
 	touch $@
 

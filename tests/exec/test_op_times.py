@@ -54,17 +54,19 @@ def test_device_times_have_a_column_where_there_are_any():
 @pytest.mark.parametrize("method", ["dense", "herald"])
 def test_a_profiled_run_decodes_the_same_and_names_the_products_of_its_steps(method):
     from herald_exec.execution import Options, decode
-    from herald_exec.models import random_model
+    from herald_exec.models import tiny
+    from herald_exec.policy import PlannedPolicy
     from herald_exec.requests import DecodeRequest
-    from herald_pipeline import catalogue
     from herald_pipeline.pipeline import build
+    from herald_pipeline.steps import FixedSteps
 
-    model = random_model(catalogue.get("tiny"), 0)
+    # Few steps of few layers: the profiler takes most of a millisecond for each of a run's operations.
+    model = tiny(block_length=8, num_layers=3)
     pipeline = build(model.shape, method, block_length=8, kv_dtype="fp32", dram_kv_dtype="fp32")
-    requests = [DecodeRequest(0, tuple(range(24)), 16)]
-    plain = decode(pipeline, model, requests)
+    requests, policy = [DecodeRequest(0, tuple(range(24)), 16)], PlannedPolicy(FixedSteps(2, 8))
+    plain = decode(pipeline, model, requests, policy=policy)
     times = OpTimes()
-    profiled = decode(pipeline, model, requests, options=Options(op_times=times))
+    profiled = decode(pipeline, model, requests, policy=policy, options=Options(op_times=times))
     assert profiled.answers == plain.answers
     stages = {row.stage for row in times.rows}
     assert {stage.name for stage in pipeline.template.stages()} & stages >= {"denoise"}

@@ -142,7 +142,9 @@ def test_a_real_dask_cluster_gives_the_same_lines(tmp_path):
     assert json.dumps(over_dask) == json.dumps(local)
 
 
-def test_an_address_without_a_scheduler_is_refused():
-    pytest.importorskip("distributed")
+def test_an_address_without_a_scheduler_is_refused(monkeypatch):
+    distributed = pytest.importorskip("distributed")
+    client = distributed.Client
+    monkeypatch.setattr(distributed, "Client", lambda address, timeout, **rest: client(address, timeout="1s", **rest))
     with pytest.raises(ConfigError, match="no dask scheduler"):
         sweeping.dask_workers("tcp://127.0.0.1:1")

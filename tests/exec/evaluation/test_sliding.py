@@ -1,6 +1,7 @@
 """Sliding windows over the study's pools: of one block, they are the block decoder; others follow a reference."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -28,6 +29,8 @@ SMALL = {
     "max_positions": 512,
 }
 SLIDES = [Slide(32, 32), Slide(8, 32), Slide(16, 32), Slide(16, 64), Slide(32, 64), Slide(32, 96)]
+# One worker has them all: what they compare with is run once.
+pytestmark = pytest.mark.xdist_group("sliding windows")
 AHEAD = ["herald", "herald-32q", "herald-no-draft", "representative"]
 
 
@@ -55,6 +58,12 @@ def slid(prompts, rule, budget, slide):
     return Sliding(prompts, get_rule(rule), budget, slide, threshold=0.5).run()
 
 
+@pytest.fixture(scope="module")
+def with_dense(prompts):
+    """Dense's run under a slide: one for all that compare with it."""
+    return cache(lambda slide: slid(prompts, "dense", 1.0, slide))
+
+
 @pytest.mark.parametrize(("rule", "budget"), [("dense", 1.0), ("recency", 0.2), *((name, 0.2) for name in AHEAD)])
 def test_a_stride_and_a_window_of_one_block_are_the_block_decoder(prompts, rule, budget):
     found, fixed = slid(prompts, rule, budget, Slide(B, B)), Study(prompts, get_rule(rule), budget, threshold=0.5).run()
@@ -65,8 +74,8 @@ def test_a_stride_and_a_window_of_one_block_are_the_block_decoder(prompts, rule,
 
 @pytest.mark.parametrize("slide", SLIDES, ids=lambda slide: slide.name)
 @pytest.mark.parametrize("rule", AHEAD)
-def test_a_budget_of_everything_is_the_same_window_with_dense_attention(prompts, rule, slide):
-    found, dense = slid(prompts, rule, 1.0, slide), slid(prompts, "dense", 1.0, slide)
+def test_a_budget_of_everything_is_the_same_window_with_dense_attention(prompts, with_dense, rule, slide):
+    found, dense = slid(prompts, rule, 1.0, slide), with_dense(slide)
     assert (found.answers, found.steps, found.ahead) == (dense.answers, dense.steps, dense.ahead)
 
 
@@ -120,8 +129,8 @@ def reference(model, prompt, answer_tokens, slide, threshold):
 
 
 @pytest.mark.parametrize("slide", SLIDES, ids=lambda slide: slide.name)
-def test_dense_windows_decode_as_a_reference_without_a_cache_does(model, samples, prompts, slide):
-    found = slid(prompts, "dense", 1.0, slide)
+def test_dense_windows_decode_as_a_reference_without_a_cache_does(model, samples, prompts, with_dense, slide):
+    found = with_dense(slide)
     for row, sample in enumerate(samples):
         tokens, steps, ahead = reference(model, sample.prompt, prompts.longest, slide, 0.5)
         periods = len(found.steps[row])
