@@ -32,8 +32,6 @@ TUNINGS = (
     Tuning(distance=2, tiles=True, even=True),
     Tuning(distance=9, even=True),
     Tuning(distance=12, streams=4, tiles=True, even=True),
-    Tuning(distance=2, streams=4, even=True, stride=2, lead=3),
-    Tuning(distance=4, tiles=True, turned=True, stride=4, lead=9),
 )
 EDGE_SIZES = (1, 2, 3, 5, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 127, 129, 255, 257)
 

@@ -15,7 +15,6 @@ from herald_pipeline.errors import ConfigError, check_number, raise_problems, un
 from . import _core
 
 _LEVELS = ("first", "second", "once")
-_STRIDES = (1, 2, 4)
 
 
 def _checked(limits: dict[str, tuple[int, int]], values: object) -> None:
@@ -48,11 +47,6 @@ class Tuning:
         is then ignored).
     even
         With fewer than 16 query rows: prefetches go on while scores become probabilities, in place of resting there.
-    stride
-        Cache lines from one request to the next, 1, 2 or 4: the hardware is to bring those between, the neighbour of a
-        line as its second half of 128 bytes.
-    lead
-        16 and more query rows on matrix tiles: half pages ahead, in the order of use; 0 is a block, as pages hold it.
     """
 
     distance: int = 0
@@ -62,14 +56,9 @@ class Tuning:
     rows_ahead: int = 32
     bulk: bool = False
     even: bool = False
-    stride: int = 1
-    lead: int = 0
 
     def __post_init__(self) -> None:
-        _checked({"distance": (0, 128), "streams": (1, 8), "rows_ahead": (0, 256), "lead": (0, 64)}, self)
-        if self.stride not in _STRIDES:
-            message = f"stride must be one of {', '.join(map(str, _STRIDES))}, got {self.stride!r}"
-            raise ConfigError(message)
+        _checked({"distance": (0, 128), "streams": (1, 8), "rows_ahead": (0, 256)}, self)
 
     def numbers(self) -> tuple[int, ...]:
         """As the extension takes them."""

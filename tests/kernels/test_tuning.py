@@ -26,9 +26,7 @@ def test_a_bad_text_is_named(text, message):
         parse_tuning(text, kernels.Tuning())
 
 
-@pytest.mark.parametrize(
-    "change", [{"distance": -1}, {"distance": 129}, {"streams": 0}, {"rows_ahead": 257}, {"lead": 65}, {"stride": 3}]
-)
+@pytest.mark.parametrize("change", [{"distance": -1}, {"distance": 129}, {"streams": 0}, {"rows_ahead": 257}])
 def test_a_number_out_of_range_is_refused(change):
     with pytest.raises(ConfigError, match=next(iter(change))):
         kernels.Tuning(**change)

@@ -73,7 +73,6 @@ typedef struct {
     const char *from;
     int64_t lines, apart, step;
     int every; /* one step in so many is left out, and made up for in the softmax; 0: none */
-    int rest;  /* only steps that 2^rest divides ask */
 } prefetch;
 
 #ifdef DECLARE_TILES
@@ -83,19 +82,12 @@ DECLARE_TILES
 /* `bytes` from `from` on over `steps` steps. */
 INLINE prefetch prefetch_of(const char *from, int64_t bytes, int64_t steps, const herald_tuning *tuning) {
     int64_t lines = steps ? (bytes / 64 + steps - 1) / steps : 0;
-    int streams = tuning->streams > 1 && lines > 1, rest = 0;
-    for (int stride = tuning->stride; stride > 1; stride /= 2) { /* fewer lines a step, or a step in two */
-        if (streams || lines % 2) rest++;
-        else lines /= 2;
-    }
-    int64_t apart = 64 * tuning->stride;
-    prefetch found = {from, from ? lines : 0, apart, lines * apart, 0, rest};
-    if (streams) found.apart = bytes / lines, found.step = apart;
+    prefetch found = {from, from ? lines : 0, 64, lines * 64, 0};
+    if (tuning->streams > 1 && lines > 1) found.apart = bytes / lines, found.step = 64;
     return found;
 }
 INLINE void prefetch_step(prefetch ahead, int64_t step) {
-    if (step & ((1 << ahead.rest) - 1)) return;
-    const char *at = ahead.from + (step >> ahead.rest) * ahead.step;
+    const char *at = ahead.from + step * ahead.step;
     for (int64_t line = 0; line < ahead.lines; line++, at += ahead.apart) __builtin_prefetch(at, 0, 2);
 }
 
@@ -306,7 +298,7 @@ INLINE void pv_tile(const char *v, int64_t stride, int n, const float *p, int ch
                 float *or = o + row * chunks * CHUNK_FLOATS;
                 int left = rows - row < most ? rows - row : most;
                 prefetch now = lines;
-                now.from += (pass * SUB_TILE >> lines.rest) * lines.step;
+                now.from += pass * SUB_TILE * lines.step;
                 if (chunk + wide <= chunks)
                     pv_pass(vj, stride, count, pj, chunk, chunks, left, most, wide, bf16, or, now);
                 else pv_pass(vj, stride, count, pj, chunk, chunks, left, most, 1, bf16, or, now);

@@ -62,8 +62,6 @@ typedef struct {
     int rows_ahead; /* single rows (of candidates, of what was selected) asked for ahead of use */
     int bulk;     /* a tile is read in one run just before use, so that the hardware prefetches, in place of software */
     int even;     /* few rows: prefetches go on while scores become probabilities, instead of resting there */
-    int stride;   /* lines from one request of a stream to the next: 1, 2 or 4; the hardware brings those between */
-    int lead;     /* many rows on matrix tiles: half pages ahead in the order of use; 0: a block, as pages hold it */
 } herald_tuning;
 
 /* Attention of `rows` query rows over one chunk. p and p_max keep what importance needs (layout private to the kind);

@@ -284,37 +284,23 @@ INLINE void transpose(const __m512i *from, char *to) {
 typedef struct {
     const char *at, *end, *now, *other; /* within a half page (K tile or V tile); where it and the next half page begin */
     int64_t half_bytes, hop;            /* of a half page; from one to the next but one */
-    int lead, halves, of_v, stride;     /* with `lead`: half pages of K, or of V, still to come before the other */
-    int64_t across;                     /* with `lead`: from K of a page to its V */
     int64_t left, block;                /* lines that may still be asked for in this block; of a whole block */
     int product, interleave, output;    /* lines after: a K tile's products, eight vectors of V, an output tile's products */
 } asking;
 
-static void turn_page(asking *ahead) {
-    const char *next = ahead->other;
-    ahead->other = ahead->now + ahead->hop;
-    if (ahead->lead) {
-        next = ahead->now + ahead->hop;
-        if (ahead->across && --ahead->halves == 0) { /* K of a block, V of the same, K of the next */
-            ahead->halves = BLOCK / HERALD_TILE;
-            ahead->of_v = !ahead->of_v;
-            next += ahead->of_v ? ahead->across - ahead->halves * ahead->hop : -ahead->across;
-        }
-    }
-    ahead->now = ahead->at = next;
-    ahead->end = next + ahead->half_bytes;
-}
 INLINE void ask(asking *ahead, int64_t lines) {
     if (!ahead->left) return;
     int64_t some = (ahead->end - ahead->at) / 64;
     if (some > ahead->left) some = ahead->left;
     if (some > lines) some = lines;
-    int64_t apart = 64 * ahead->stride;
-    for (const char *at = ahead->at + (-(intptr_t)ahead->at & (apart - 1)); at < ahead->at + some * 64; at += apart)
-        __builtin_prefetch(at, 0, 2);
+    for (int64_t i = 0; i < some; i++) __builtin_prefetch(ahead->at + i * 64, 0, 2);
     ahead->at += some * 64;
     ahead->left -= some;
-    if (ahead->at == ahead->end) turn_page(ahead);
+    if (ahead->at < ahead->end) return;
+    const char *next = ahead->other;
+    ahead->other = ahead->now + ahead->hop;
+    ahead->now = ahead->at = next;
+    ahead->end = next + ahead->half_bytes;
 }
 
 static void FN(plan_asking)(const herald_attend *args, int groups, int blocks, asking *to) {
@@ -323,16 +309,8 @@ static void FN(plan_asking)(const herald_attend *args, int groups, int blocks, a
     int wanted = args->tuning.distance && !args->tuning.bulk, pairs = (groups + 1) / 2, columns = args->output ? blocks : 0;
     const char *k = args->stream.k + pages * hop, *v = args->stream.v + pages * hop;
     *to = (asking){.at = k, .end = k + HERALD_TILE * row_bytes, .now = k, .other = args->output ? v : k + hop,
-                   .half_bytes = HERALD_TILE * row_bytes, .hop = args->output ? hop : 2 * hop,
-                   .lead = args->tuning.lead, .stride = args->tuning.stride};
+                   .half_bytes = HERALD_TILE * row_bytes, .hop = args->output ? hop : 2 * hop};
     if (!wanted) return;
-    if (to->lead) {
-        *to = (asking){.now = args->stream.k, .at = args->stream.k, .half_bytes = HERALD_TILE * row_bytes, .hop = hop,
-                       .across = args->output ? args->stream.v - args->stream.k : 0, .halves = (int)pages,
-                       .lead = args->tuning.lead, .stride = args->tuning.stride};
-        to->end = to->at + to->half_bytes;
-        for (int half = 0; half < to->lead; half++) turn_page(to);
-    }
     to->block = BLOCK / STEP * step_lines * (args->output ? 2 : 1);
     to->product = (int)((step_lines + pairs * blocks * 2 - 1) / (pairs * blocks * 2));
     to->interleave = 4;
