@@ -17,6 +17,8 @@ from herald_pipeline import catalogue, hardware_io
 from herald_pipeline.errors import ConfigError, ProfileError
 from herald_pipeline.hardware import LinkKind, Provenance
 
+# One worker has them all: the machine is measured once.
+pytestmark = pytest.mark.xdist_group("measurement")
 FAST = Plan(warmup=1, repeats=6, more=0, sample_s=0.0, max_spread=1e6)
 STAMP = Stamp("python -m calibration measure", "2026-01-31", "python 3.11")
 
