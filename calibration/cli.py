@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from herald_pipeline.errors import ConfigError, HeraldError
+from herald_pipeline.errors import ConfigError, HeraldError, check_number, raise_problems, unknown_name
 from herald_pipeline.outputs import check_file, check_folder
 
 app = typer.Typer(
@@ -28,7 +28,7 @@ app = typer.Typer(
 )
 
 Model = Annotated[str, typer.Option("--model", help="Name, or the path of a config.json.")]
-Hardware = Annotated[Path, typer.Option("--hardware", help="Profile file of this machine.")]
+Hardware = Annotated[Path, typer.Option("--hardware", help="Profile of the machine: a TOML file or a name.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
@@ -39,23 +39,38 @@ def measure(
     out: Annotated[Path | None, typer.Option("--out", help="Profile file [default: ./profiles/MACHINE.toml].")] = None,
     only: Annotated[list[str] | None, typer.Option("--only", help="Measure this part anew; repeatable.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer points: under a minute on two cores.")] = False,
-    repeats: Annotated[int, typer.Option("--repeats", help="Samples of each case.")] = 9,
-    max_spread: Annotated[float, typer.Option("--max-spread", help="Refuse larger relative spreads.")] = 0.25,
-    kv_dtype: Annotated[str | None, typer.Option("--kv-dtype", help="Format of KV in both memories.")] = None,
+    repeats: Annotated[int, typer.Option("--repeats", help="Samples of each case, at least 6.")] = 9,
+    max_spread: Annotated[
+        float, typer.Option("--max-spread", help="Refuse a case whose samples spread by more of their median.")
+    ] = 0.25,
+    kv_dtype: Annotated[
+        str | None, typer.Option("--kv-dtype", help="KV in both memories [default: fp32 on the CPU, bf16 on CUDA].")
+    ] = None,
     threads: Annotated[int | None, typer.Option("--threads", help="Cores to use [default: all].")] = None,
-    pcie: Annotated[str | None, typer.Option("--pcie", help="GENERATIONxLANES where the driver is silent.")] = None,
+    pcie: Annotated[
+        str | None, typer.Option("--pcie", help="The link as GENERATIONxLANES (5x16), where the driver is silent.")
+    ] = None,
     name: Annotated[str | None, typer.Option("--name", help="The profile's name [made of the processors'].")] = None,
     host_gb: Annotated[
-        float | None, typer.Option("--host-gb", help="Host memory where the system does not show all of it.")
+        float | None, typer.Option("--host-gb", help="Host memory in GB, where the system does not show all of it.")
     ] = None,
 ) -> None:
     """Measure this machine and write its profile, raw tables beside it."""
+    from calibration.host import pcie as read_pcie
     from calibration.measure import Request
     from calibration.measure import measure as run
     from calibration.timing import Plan
     from herald_pipeline.catalogue import resolve
     from herald_pipeline.model import KVDtype
 
+    if threads is not None:
+        raise_problems([check_number(threads, "--threads", minimum=1, integer=True)])
+    if kv_dtype is not None and kv_dtype not in set(KVDtype):
+        raise unknown_name("--kv-dtype", kv_dtype, KVDtype)
+    if pcie is not None:
+        if not device.startswith("cuda"):
+            raise ConfigError("--pcie states a GPU's link: it goes with --device cuda")
+        read_pcie(pcie)
     if out is not None:
         check_file(out)
     request = Request(

@@ -13,7 +13,7 @@ from typing import Any
 
 from calibration.points import Point, names
 from herald_pipeline import hardware_io, trace
-from herald_pipeline.errors import ConfigError
+from herald_pipeline.errors import ConfigError, read_failure
 from herald_pipeline.hardware import Curve, Number, Profile, Quantity
 from herald_pipeline.units import NS_PER_S
 
@@ -119,7 +119,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
-        raise ConfigError(f"{path} cannot be read as JSON: {problem}") from None
+        raise ConfigError(f"{path} cannot be read as JSON: {read_failure(problem)}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path} holds no JSON object")
     return content

@@ -22,7 +22,7 @@ from herald_exec.models import BlockModel, random_model
 from herald_exec.policy import PlannedPolicy
 from herald_exec.requests import DecodeRequest
 from herald_pipeline.decoding.sampling import Sampler
-from herald_pipeline.errors import ConfigError, check_number, did_you_mean, raise_problems
+from herald_pipeline.errors import ConfigError, check_number, did_you_mean, raise_problems, read_failure
 from herald_pipeline.model import ModelShape
 from herald_pipeline.result import Result
 from herald_pipeline.steps import FixedSteps
@@ -184,7 +184,7 @@ def read_samples(path: Path, say: Say = lambda line: print(line, file=sys.stderr
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read runs from {path}: {error}") from None
+        raise ConfigError(f"cannot read runs from {path}: {read_failure(error)}") from None
     reader = csv.DictReader(text.splitlines())
     header = [name.strip() for name in reader.fieldnames or ()]
     reader.fieldnames = header

@@ -14,7 +14,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from herald_pipeline.errors import HeraldError
+from herald_pipeline.errors import ConfigError, HeraldError
 from herald_pipeline.units import GIB
 
 
@@ -111,14 +111,16 @@ def _needs(method: str) -> frozenset[str]:
 
 def doctor(
     profile: Annotated[str | None, typer.Option(help="Profile to check for gaps, by name or path.")] = None,
-    method: Annotated[str, typer.Option(help="Method that --profile is checked for.")] = "herald",
+    method: Annotated[str | None, typer.Option(help="Method that --profile is checked for [herald].")] = None,
     model: Annotated[Path | None, typer.Option(help="Checkpoint folder to check without loading it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Look at this machine, and at a profile or checkpoint; exit 1 when something is wrong."""
+    if method is not None and profile is None:
+        raise ConfigError("--method says what --profile is checked for: give a profile, or leave it out")
     findings: list[Finding] = []
     if profile is not None:
-        findings += profile_findings(profile, method)
+        findings += profile_findings(profile, method or "herald")
     elif model is not None:
         from herald_exec.checkpoints.doctor import examine_checkpoint
 

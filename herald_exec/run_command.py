@@ -262,17 +262,19 @@ def result_text(result: "Result") -> str:
 def run(
     model: Annotated[str, typer.Option(help="Name (tiny, llada2-mini, ..), a config.json, or a checkpoint folder.")],
     method: Annotated[str, typer.Option(help=f"One of {', '.join(methods.names())}.")],
-    context: Annotated[int | None, typer.Option(help="Completed KV entries per request at the start.")] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Completed KV entries per request at the start, in tokens.")
+    ] = None,
     batch: Annotated[int, typer.Option(help="Requests decoded together.")] = 1,
-    blocks: Annotated[int | None, typer.Option(help="Blocks of each answer.")] = None,
+    blocks: Annotated[int | None, typer.Option(help="Blocks of each answer, instead of --gen-tokens.")] = None,
     gen_tokens: Annotated[int | None, typer.Option(help="Tokens of each answer, instead of --blocks [512].")] = None,
-    steps: Annotated[str | None, typer.Option(help="T: 20, a list 20,12,8, or uniform:8,24 [20].")] = None,
+    steps: Annotated[str | None, typer.Option(help="T: 20, a list 20,12,8, or uniform:8,24 [20, at most B].")] = None,
     steps_file: Annotated[Path | None, typer.Option(help="T by request (line) and block (column).")] = None,
     commits: Annotated[Path | None, typer.Option(help="Accepted tokens per step, as --commits-out wrote them.")] = None,
     decoder: Annotated[str | None, typer.Option(help="Acceptance rule over real confidences.")] = None,
-    threshold: Annotated[float | None, typer.Option(help="Confidence of the --decoder.")] = None,
+    threshold: Annotated[float | None, typer.Option(help="Confidence of the --decoder, 0 to 1 [its own].")] = None,
     block: Annotated[int | None, typer.Option(help="Block length B [the model's].")] = None,
-    budget: Annotated[float | None, typer.Option(help="Share of KV selected [the method's].")] = None,
+    budget: Annotated[float | None, typer.Option(help="Share of KV selected, 0.05 for 5% [the method's].")] = None,
     keys: Annotated[
         str, typer.Option(help="What selection on the CPU reads: full (the paper), key-only or int8.")
     ] = "full",
@@ -287,8 +289,10 @@ def run(
         bool,
         typer.Option("--pin/--no-pin", help="Main and retrieval on cores of their own (CPU; not on a busy machine)."),
     ] = True,
-    hbm_limit_gb: Annotated[float | None, typer.Option(help="Device memory to stay within.")] = None,
-    host_limit_gb: Annotated[float | None, typer.Option(help="Host memory to stay within.")] = None,
+    hbm_limit_gb: Annotated[float | None, typer.Option(help="Device memory to stay within, in GB.")] = None,
+    host_limit_gb: Annotated[
+        float | None, typer.Option(help="Host memory to stay within, in GB [all of this machine].")
+    ] = None,
     link_limit_gb_s: Annotated[
         float | None, typer.Option(help="Hold copies back to this rate in each direction: a slower bus.")
     ] = None,

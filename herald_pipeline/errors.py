@@ -44,6 +44,15 @@ class RunError(HeraldError):
     """A run that ended early; the cause is chained and what it had produced is marked partial."""
 
 
+def read_failure(error: Exception) -> str:
+    """Why a file could not be read, for people: the system's words without its number, or that it holds no text."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror[0].lower() + error.strerror[1:]
+    if isinstance(error, UnicodeDecodeError):
+        return "it holds no UTF-8 text"
+    return str(error)
+
+
 def did_you_mean(name: str, valid: Iterable[str], *, otherwise: str | None = None) -> str:
     """``"; did you mean 'x'?"`` for the closest valid name, else ``otherwise``, by default the list of all."""
     names = sorted(str(name) for name in valid)
@@ -88,6 +97,7 @@ def check_number(
 
 def raise_problems(problems: Iterable[str | None]) -> None:
     """Raise one :class:`ConfigError` with every problem, or return when there is none."""
-    found = [problem for problem in problems if problem]
+    # Each once: rules that share a value find the same.
+    found = list(dict.fromkeys(problem for problem in problems if problem))
     if found:
         raise ConfigError(found)

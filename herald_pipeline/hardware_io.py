@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from herald_pipeline.errors import ConfigError, ProfileError, check_number, did_you_mean, unknown_name
+from herald_pipeline.errors import ConfigError, ProfileError, check_number, did_you_mean, read_failure, unknown_name
 from herald_pipeline.hardware import (
     DESCRIPTIVE,
     SECTIONS,
@@ -104,7 +104,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        message = f"{path} is not a readable TOML profile: {error}"
+        message = f"{path} is not a readable TOML profile: {read_failure(error)}"
         raise ConfigError(message) from None
 
 

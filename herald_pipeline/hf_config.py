@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from herald_pipeline.errors import ConfigError, check_number, did_you_mean, raise_problems
+from herald_pipeline.errors import ConfigError, check_number, did_you_mean, raise_problems, read_failure
 from herald_pipeline.model import Attention, ModelShape, MoeShape
 
 CONFIG_FILE = "config.json"
@@ -99,7 +99,7 @@ def _read(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         message = f"no {CONFIG_FILE} at {path}; pass the model's folder or the file itself"
         raise ConfigError(message) from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        message = f"{path} is not readable as JSON: {error}; pass a Hugging Face {CONFIG_FILE}"
+        message = f"{path} is not readable as JSON: {read_failure(error)}; pass a Hugging Face {CONFIG_FILE}"
         raise ConfigError(message) from None
     if not isinstance(loaded, dict):
         message = f"{path} must hold a JSON object, got {type(loaded).__name__}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from herald_pipeline.errors import ConfigError, check_number, did_you_mean, raise_problems
+from herald_pipeline.errors import ConfigError, check_number, did_you_mean, raise_problems, read_failure
 
 
 @runtime_checkable
@@ -241,7 +241,7 @@ def _text(path: str | Path) -> tuple[str, str]:
     try:
         return Path(path).read_text(encoding="utf-8"), str(path)
     except (OSError, UnicodeDecodeError) as error:
-        message = f"cannot read {path}: {error}"
+        message = f"cannot read {path}: {read_failure(error)}"
         raise ConfigError(message) from None
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from herald_pipeline.errors import ConfigError, check_number, did_you_mean, raise_problems, unknown_name
+from herald_pipeline.errors import ConfigError, check_number, did_you_mean, raise_problems, read_failure, unknown_name
 from herald_pipeline.scheduling.admission import Request
 from herald_pipeline.scheduling.lengths import blocks_needed, check_length
 from herald_pipeline.scheduling.program import BatchPolicy
@@ -174,7 +174,7 @@ def read_requests(path: str | Path) -> tuple[RequestSpec, ...]:
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        message = f"cannot read requests from {path}: {error}"
+        message = f"cannot read requests from {path}: {read_failure(error)}"
         raise ConfigError(message) from None
     reader = csv.DictReader(text.splitlines())
     header = [name.strip() for name in reader.fieldnames or ()]

@@ -33,7 +33,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from herald_pipeline.errors import CapacityError, ConfigError, HeraldError, did_you_mean
+from herald_pipeline.errors import CapacityError, ConfigError, HeraldError, did_you_mean, read_failure
 from herald_sim.held_points import PATHS, POINTS, basis, read_points
 from herald_sim.options import Options
 
@@ -63,7 +63,7 @@ def read_grid(path: Path) -> list[Point]:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
-        message = f"{path} is not a readable TOML grid: {problem}"
+        message = f"{path} is not a readable TOML grid: {read_failure(problem)}"
         raise ConfigError(message) from None
     problems = [
         f"{path}: unknown table {name!r}{did_you_mean(name, ('base', 'grid'))}"

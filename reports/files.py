@@ -5,7 +5,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from herald_pipeline.errors import ConfigError
+from herald_pipeline.errors import ConfigError, read_failure
 
 
 def read_object(path: Path, how: str, needed: Collection[str] = ()) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def read_object(path: Path, how: str, needed: Collection[str] = ()) -> dict[str,
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
-        message = f"{path} cannot be read as JSON ({problem}); {how}"
+        message = f"{path} cannot be read as JSON ({read_failure(problem)}); {how}"
         raise ConfigError(message) from None
     if not isinstance(found, dict):
         message = f"{path} holds no JSON object; {how}"

@@ -46,3 +46,19 @@ def test_a_missing_column_ends_with_a_message(tmp_path):
     assert done.returncode == 2
     assert "column 'batch' is missing" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--threads", "0", "--threads must be >= 1, got 0"),
+        ("--kv-dtype", "fp4", "unknown --kv-dtype 'fp4'; did you mean 'fp8'?"),
+        ("--pcie", "5x16", "goes with --device cuda"),
+    ],
+)
+def test_measure_refuses_before_it_measures(tmp_path, option, value, message):
+    done = calibration("measure", option, value, "--out", tmp_path / "mine.toml")
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []

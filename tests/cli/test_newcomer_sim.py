@@ -157,3 +157,16 @@ def test_what_a_sweep_is_given_twice_runs_once_and_is_counted(tmp_path):
     assert "1 more were given twice" in text
     assert len((out / "points.jsonl").read_text().splitlines()) == 2
     assert json.loads((out / "summary.json").read_text())["repeated"] == 1
+
+
+def test_a_budget_of_5_is_all_of_the_kv_and_5_percent_is_named():
+    code, out, err = herald_sim(*RUN, "--budget", "5", "--json")
+    assert code == 0
+    assert json.loads(out)["budget"] == 1.0
+    assert "all of it is selected; 5% is 0.05" in err
+
+
+def test_a_profile_that_holds_no_text_is_said_to_in_words(tmp_path):
+    file = tmp_path / "profile.toml"
+    file.write_bytes(b"\x94\x00\xff")
+    assert "it holds no UTF-8 text" in refused("hardware", str(file))

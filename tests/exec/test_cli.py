@@ -247,3 +247,9 @@ def test_a_stated_host_limit_takes_the_place_of_what_the_machine_shows(command, 
     monkeypatch.setattr("herald_exec.checkpoints.memory.total_host_bytes", lambda: 1)
     assert command(*SMALL)[0] == 1
     assert command(*SMALL, "--host-limit-gb", "1")[0] == 0
+
+
+def test_doctor_refuses_a_method_without_the_profile_that_it_would_be_checked_for(command):
+    code, _, err = command("doctor", "--method", "mage-cpu")
+    assert code == 2
+    assert "give a profile" in err

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from herald_pipeline.errors import ConfigError, check_number, did_you_mean, raise_problems, unknown_name
+from herald_pipeline.errors import ConfigError, check_number, did_you_mean, raise_problems, read_failure, unknown_name
 from herald_pipeline.units import GB, GIB, format_bytes, format_ns, transfer_ns
 
 
@@ -58,3 +58,15 @@ def test_bytes_are_shown_in_decimal_units(size: float, text: str) -> None:
 @pytest.mark.parametrize(("duration", "text"), [(12, "12 ns"), (1500, "1.50 us"), (2.5e6, "2.50 ms"), (3e9, "3.00 s")])
 def test_durations_are_shown_in_the_fitting_unit(duration: float, text: str) -> None:
     assert format_ns(duration) == text
+
+
+def test_a_file_that_cannot_be_read_is_explained_without_the_systems_number(tmp_path):
+    with pytest.raises(FileNotFoundError) as missing:
+        (tmp_path / "runs.csv").read_text(encoding="utf-8")
+    assert read_failure(missing.value) == "no such file or directory"
+
+
+def test_a_problem_that_two_rules_find_is_said_once():
+    with pytest.raises(ConfigError) as found:
+        raise_problems(["budget must be <= 1, got 7.0", None, "budget must be <= 1, got 7.0"])
+    assert found.value.problems == ["budget must be <= 1, got 7.0"]
