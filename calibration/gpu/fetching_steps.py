@@ -18,7 +18,7 @@ from herald_exec.models import BlockModel, random_model
 from herald_pipeline.trace import Span
 from herald_pipeline.units import NS_PER_S
 
-_LAYERS, _VOCABULARY = 6, 256
+_LAYERS, _VOCABULARY = 4, 256
 _BUDGET = 0.05
 _LEAST = 0.5
 """Share of a launch that must lie beside the other for it to tell."""
