@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from herald_exec.prompts import Prompt, read_prompts, use_chat_template
+from herald_exec.run_command import say_all_of_it
 from herald_pipeline import methods
 from herald_pipeline.decoding import acceptance, caches, schedulers
 from herald_pipeline.errors import ConfigError
@@ -78,7 +79,10 @@ def generate_command(
     method: Annotated[
         str, typer.Option(help=f"Method of block-causal models: {', '.join(methods.names())}.")
     ] = "dense",
-    budget: Annotated[float | None, typer.Option(help="Share of the prefix that a method selects.")] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(callback=say_all_of_it, help="Share of the prefix that a method selects, 0.05 for 5%."),
+    ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="settings.NAME=VALUE, repeatable.")] = None,
     block: Annotated[int | None, typer.Option(help="Block length B; the checkpoint's own by default.")] = None,
     decoder: Annotated[str, typer.Option(help=f"Acceptance rule: {', '.join(acceptance.names())}.")] = "confidence",

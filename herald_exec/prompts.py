@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from herald_pipeline.errors import ConfigError
+from herald_pipeline.errors import ConfigError, read_failure
 
 if TYPE_CHECKING:
     from herald_exec.checkpoints.tokenizer import TextTokenizer
@@ -53,7 +53,7 @@ def _read(path: Path) -> list[Prompt]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        message = f"prompt file {path} cannot be read: {error}"
+        message = f"prompt file {path} cannot be read: {read_failure(error)}"
         raise ConfigError(message) from None
     if path.suffix != ".jsonl":
         return [Prompt(text=text.rstrip("\n"))]

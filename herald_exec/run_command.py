@@ -19,7 +19,7 @@ from herald_pipeline.errors import ConfigError, RunError, check_number, raise_pr
 from herald_pipeline.memory import UNLIMITED_BYTES
 from herald_pipeline.model import ModelShape
 from herald_pipeline.pipeline import Pipeline
-from herald_pipeline.settings import Settings, read_settings
+from herald_pipeline.settings import Settings, more_than_all, read_settings
 from herald_pipeline.steps import Steps, parse, read_commits, read_steps
 from herald_pipeline.units import GB
 from herald_pipeline.workload import Workload
@@ -29,6 +29,14 @@ if TYPE_CHECKING:
     from herald_exec.policy import Policy
     from herald_exec.requests import DecodeRequest
     from herald_pipeline.result import Result
+
+
+def say_all_of_it(budget: float | None) -> float | None:
+    """Say on stderr that a budget above 1 is everything: 5 was perhaps meant as 5%."""
+    said = None if budget is None else more_than_all(budget)
+    if said is not None:
+        typer.echo(said, err=True)
+    return budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +282,9 @@ def run(
     decoder: Annotated[str | None, typer.Option(help="Acceptance rule over real confidences.")] = None,
     threshold: Annotated[float | None, typer.Option(help="Confidence of the --decoder, 0 to 1 [its own].")] = None,
     block: Annotated[int | None, typer.Option(help="Block length B [the model's].")] = None,
-    budget: Annotated[float | None, typer.Option(help="Share of KV selected, 0.05 for 5% [the method's].")] = None,
+    budget: Annotated[
+        float | None, typer.Option(callback=say_all_of_it, help="Share of KV selected, 0.05 for 5% [the method's].")
+    ] = None,
     keys: Annotated[
         str, typer.Option(help="What selection on the CPU reads: full (the paper), key-only or int8.")
     ] = "full",

@@ -29,6 +29,13 @@ MAX_WINDOW_BLOCKS = 64
 """A window longer than any response that the papers decode; beyond it a number is a mistake."""
 
 
+def more_than_all(budget: float) -> str | None:
+    """What to say to a budget above 1, which selects everything as 1 does: 5 was perhaps meant as 5%."""
+    if not 1 < budget < float("inf"):
+        return None
+    return f"budget {budget:g} is more than all KV: all of it is selected; {budget:g}% is {budget / 100:g}"
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Free parameters of a method; each method gives its own defaults.

@@ -1,19 +1,18 @@
 """Options that several commands of `herald-sim` share: name, type and help, once."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from herald_pipeline.settings import more_than_all
+
 
 def _all_of_it(budget: float | None) -> float | None:
     """Say on stderr that a budget above 1 is everything: 5 was perhaps meant as 5%."""
-    if budget is not None and 1 < budget < float("inf"):
-        print(
-            f"budget {budget:g} is more than all KV: all of it is selected; {budget:g}% is {budget / 100:g}",
-            file=sys.stderr,
-        )
+    said = None if budget is None else more_than_all(budget)
+    if said is not None:
+        typer.echo(said, err=True)
     return budget
 
 

@@ -253,3 +253,10 @@ def test_doctor_refuses_a_method_without_the_profile_that_it_would_be_checked_fo
     code, _, err = command("doctor", "--method", "mage-cpu")
     assert code == 2
     assert "give a profile" in err
+
+
+def test_a_budget_of_5_is_all_of_the_kv_and_5_percent_is_named(command):
+    code, out, err = command(*SMALL, "--budget", "5", "--json")
+    assert code == 0
+    assert json.loads(out)["budget"] == 1.0
+    assert "5% is 0.05" in err
