@@ -6,16 +6,18 @@ them the **bound**, work over the raw rate that the cell ``rates`` found: achiev
 two was measured wrongly, and is an error.
 
 A kernel's protocol lies in a few gigabytes of host memory, and says at what rate these can be read. A profile whose
-rate is the median of places all over host memory foretells it with that rate, as ``reconcile`` does of a run's pool.
+rate is the median of places all over host memory foretells it with that rate, as ``reconcile`` does of a run's pool;
+so it does with the rate of arithmetic that a protocol of many queries states, where the profile states its own.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from calibration import conditions
-from calibration.cells import Ran, documents, failed, read_runs, unreadable
+from calibration.cells import Ran, arithmetic_rates, check_arithmetic, documents, failed, read_runs, unreadable
 from herald_pipeline import pipeline as pipelines
 from herald_pipeline.errors import ConfigError, ProfileError, check_number, raise_problems
 from herald_pipeline.hardware import Profile, known
@@ -48,7 +50,8 @@ _RATES = ("h2d_gb_s", "dram_read_gb_s", "hbm_copy_gb_s", "hbm_read_gb_s", "gemm_
 class Protocol:
     """A cell of a ceiling: its name, where it was taken, and seconds of a block by the protocol.
 
-    ``pool_gb_s`` is what a plain read of a kernel's pool reached, where there is one.
+    ``pool_gb_s`` is what a plain read of a kernel's pool reached, where there is one; ``peak_tflop_s`` what the
+    kernels' fastest arithmetic reached alone, the mean of before and after.
     """
 
     name: str
@@ -58,6 +61,7 @@ class Protocol:
     block_s: float
     options: Mapping[str, Any]
     pool_gb_s: float | None = None
+    peak_tflop_s: float | None = None
 
 
 def measured(folder: Path, model: str, say: Say) -> tuple[list[Protocol], Mapping[str, float]]:
@@ -98,8 +102,10 @@ def _protocol(name: str, result: Mapping[str, Any]) -> Protocol:
     problems = [check_number(result["block_s"], f"{name}: block_s", above=0)]
     problems += [] if pool is None else [check_number(pool, f"{name}: pool_read_gb_s", above=0)]
     raise_problems(problems)
-    rate = None if pool is None else float(pool)
-    return Protocol(ceiling, *at, float(result["block_s"]), dict(part.split("=") for part in options), rate)
+    check_arithmetic(result, name)
+    peaks, rate = arithmetic_rates(result), None if pool is None else float(pool)
+    given = dict(part.split("=") for part in options)
+    return Protocol(ceiling, *at, float(result["block_s"]), given, rate, fmean(peaks) if peaks else None)
 
 
 def compare(
@@ -140,7 +146,7 @@ def _rows(
     }
     if profile is not None:
         met = tuple((name, value) for name, value in protocol.options.items() if name in conditions.NAMES)
-        under = _in_its_place(conditions.under(profile, met, None), protocol, raw)
+        under = _at_its_rate(_in_its_place(conditions.under(profile, met, None), protocol, raw), protocol)
         foretold = _tok_s(foretold_block_s(protocol, under, shape), protocol.batch, shape)
         base |= {"foretold_tok_s": foretold, "foretold_error": foretold / base["protocol_tok_s"] - 1}
     of_method = [run for run in runs if _belongs(run, protocol)]
@@ -167,6 +173,14 @@ def _in_its_place(profile: Profile, protocol: Protocol, raw: Path | None) -> Pro
     if protocol.pool_gb_s is None or rate is None or conditions.dram_span(raw) == (1.0, 1.0):
         return profile
     return scaled(profile, "dram", "read_gb_s", protocol.pool_gb_s / rate.peak)
+
+
+def _at_its_rate(profile: Profile, protocol: Protocol) -> Profile:
+    """The profile with arithmetic as fast as beside a protocol of many queries, which it bounds."""
+    rate = profile.machine.cpu.peak_tflop_s
+    if protocol.name != "cpu_32q_kernel" or protocol.peak_tflop_s is None or rate is None:
+        return profile
+    return scaled(profile, "cpu", "attention_tflop_s", protocol.peak_tflop_s / rate.peak)
 
 
 def _belongs(run: Ran, protocol: Protocol) -> bool:

@@ -6,7 +6,7 @@ that failed, or that is no run, has nothing to compare.
 
 import json
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ _READ_RATE = "pool_read_gb_s"
 (``dram_read_gb_s``) says little of the run: a virtual machine's places differ by 1.5 times. On two machines it read 125
 to 159 GB/s around runs, and HERALD's selections (32K x 80) had 98 and 96, those of three others 89 to 96
 (docs/measured-on-h200.md)."""
+_ARITHMETIC = ("amx_tflop_s", "bf16_dot_tflop_s", "fma_tflop_s")
+"""The same of the kernels' fastest arithmetic: a machine has one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ def _read(path: Path, document: dict[str, Any], say: Say) -> Iterator[Ran]:
             if value is not None
         )
         raise_problems(check_number(rate, f"{path}: read rate beside the run", above=0) for rate in _dram_rates(result))
+        check_arithmetic(result, str(path))
         ran = Ran(str(document["cell"]), _sample(result), dict(result["options"]), str(result["model"]))
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise unreadable(path, problem) from None
@@ -132,6 +135,28 @@ def _stage_numbers(result: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _dram_rates(result: dict[str, Any]) -> list[Any]:
     return list(dict(result.get("host_rates", {})).get(_READ_RATE, ()))
+
+
+def arithmetic_rates(result: Mapping[str, Any]) -> list[Any]:
+    """TFLOP/s of the kernels' fastest arithmetic before and after what a cell measured; nothing where it has none."""
+    rates = dict(result.get("host_rates", {}))
+    return next((list(rates[name]) for name in _ARITHMETIC if name in rates), [])
+
+
+def check_arithmetic(result: Mapping[str, Any], where: str) -> None:
+    """Refuse rates of arithmetic that no machine has.
+
+    Raises
+    ------
+    ConfigError
+        Zero, negative, not finite or no number.
+    """
+    rates = arithmetic_rates(result)
+    raise_problems(check_number(rate, f"{where}: rate of arithmetic beside the run", above=0) for rate in rates)
+
+
+def _unsteady(rates: Sequence[float]) -> float | None:
+    return max(rates) / min(rates) - 1 if len(rates) > 1 else None
 
 
 _OLD_NAMES = {"exact_layers_on": "exact", "key_only": "keys"}
@@ -178,6 +203,16 @@ def _sample(result: dict[str, Any]) -> Sample:
     tails = {name: means[name] / median for name, median in medians.items() if median}
     total = sum(each["busy_s"] for each in sums.values())
     shares = {name: each["busy_s"] / total for name, each in sums.items()} if total else {}
-    rates = _dram_rates(result)
-    dram_gb_s = statistics.fmean(rates) if rates else None
-    return Sample(point, figures, stages, None, shares, tails=tails, dram_gb_s=dram_gb_s)
+    read, peaks = _dram_rates(result), arithmetic_rates(result)
+    return Sample(
+        point,
+        figures,
+        stages,
+        None,
+        shares,
+        _unsteady(read),
+        tails,
+        statistics.fmean(read) if read else None,
+        statistics.fmean(peaks) if peaks else None,
+        _unsteady(peaks),
+    )

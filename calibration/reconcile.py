@@ -12,6 +12,10 @@ read rate, so that only what reads host memory changes. It is a measurement besi
 run's outcome. A profile's rate is the median of places all over host memory; a pool in a few of them may be as fast as
 the best one or as slow as the worst, and is no drift of the machine: only what lies as far beyond these is not judged.
 
+Selections of many queries are bound by arithmetic, whose rate on a virtual machine changes within minutes. Where both a
+profile and its runs state what it reached alone, what selections compute is priced at the runs' rate, as reading is
+(:mod:`calibration.drift`).
+
 The **spread** of a figure is between runs, never within one, and the interval of an error follows from both sides'
 spreads, pooled over all points (:mod:`calibration.variation`).
 """
@@ -24,7 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from calibration import conditions
+from calibration import conditions, drift
 from calibration.points import Point
 from calibration.report import MAX_DRIFT, Comparison, PointReport, Report, summary
 from calibration.runs import Sample, sample_of
@@ -39,8 +43,8 @@ from herald_sim.simulate import simulate
 class Predict(Protocol):
     """How a profile foretells a point."""
 
-    def __call__(self, point: Point, /, slower_dram: float = 1.0) -> Sample:
-        """The point's figures, with host memory so many times as slow as the profile has it."""
+    def __call__(self, point: Point, /, slower_dram: float = 1.0, slower_cpu: float = 1.0) -> Sample:
+        """The point's figures, with host memory and the host's arithmetic so many times as slow as the profile's."""
 
 
 RATES = frozenset({"throughput_tok_s"})
@@ -68,11 +72,13 @@ def predictor(profile: Profile, shape: ModelShape, *, traced: bool = False, raw:
     what is compared has run.
     """
 
-    def predict(point: Point, /, slower_dram: float = 1.0) -> Sample:
+    def predict(point: Point, /, slower_dram: float = 1.0, slower_cpu: float = 1.0) -> Sample:
         pipeline, work = point.pipeline(shape), point.workload()
         met = conditions.under(profile, point.conditions, raw)
         if slower_dram != 1.0:
             met = scaled(met, "dram", "read_gb_s", 1.0 / slower_dram)
+        if slower_cpu != 1.0:
+            met = scaled(met, "cpu", "attention_tflop_s", 1.0 / slower_cpu)
         if not traced:
             return sample_of(point, simulate(pipeline, met, work, beyond_memory=True))
         with tempfile.TemporaryDirectory() as folder:
@@ -88,7 +94,7 @@ def reconcile(samples: Iterable[Sample], shape: ModelShape, calibrations: Sequen
     groups: dict[tuple[Any, ...], list[Sample]] = {}
     for sample in samples:
         groups.setdefault(sample.point.key, []).append(sample)
-    points = [_point(group, calibrations) for group in groups.values()]
+    points = [_point(group, shape, calibrations) for group in groups.values()]
     points = _with_uncertainty(points, len(calibrations))
     profile = calibrations[0].profile
     fitted = tuple(
@@ -113,28 +119,22 @@ def _notes(calibrations: Sequence[Calibration]) -> tuple[str, ...]:
 # Points --------------------------------------------------------------------------------------------------------------
 
 
-def _point(samples: Sequence[Sample], calibrations: Sequence[Calibration]) -> PointReport:
+def _point(samples: Sequence[Sample], shape: ModelShape, calibrations: Sequence[Calibration]) -> PointReport:
     point = samples[0].point
-    steady = [sample for sample in samples if not sample.unsteady or sample.unsteady <= MAX_DRIFT]
-    notes = []
-    # Two runs at least: with fewer, which of them was disturbed cannot be told.
-    counted = steady if len(steady) >= min(2, len(samples)) else list(samples)
-    if len(counted) < len(samples):
-        notes.append(f"{len(samples) - len(counted)} of {len(samples)} runs not counted: speed changed during them")
-    if len(samples) == 1:
-        notes.append("a single run: no spread can be given")
-    if not any("throughput_tok_s" in sample.figures for sample in counted):
-        notes.append("no throughput: the runs' makespan is 0 or fewer than two blocks were decoded")
+    many_queries = point.pipeline(shape).settings.queries > 1
+    counted, notes, changed = _counted(samples, many_queries)
     plain = [calibration.predict(point) for calibration in calibrations]
-    dram = _dram_gb_s(counted)
-    drifts = [_drift(counted, calibration, dram) for calibration in calibrations]
-    known = [drift for drift in drifts if drift is not None]
-    drift = geometric_mean(known) if known else None
-    each = list(zip(plain, drifts, calibrations, strict=True))
-    if dram is None:
-        predictions = [_scaled(found, _used(slower, c, len(counted))) for found, slower, c in each]
+    host = drift.beside(counted, many_queries)
+    if host.known:
+        slower = [drift.slower(host, counted[0], c.profile, c.raw) for c in calibrations]
+        predictions = [c.predict(point, **s) if s else p for p, s, c in zip(plain, slower, calibrations, strict=True)]
+        met, cpu = (_mean([s.get(name) for s in slower]) for name in ("slower_dram", "slower_cpu"))
+        span = drift.span([calibration.raw for calibration in calibrations])
     else:
-        predictions = [found if slower is None else c.predict(point, slower) for found, slower, c in each]
+        drifts = [_reference_drift(counted, calibration) for calibration in calibrations]
+        each = zip(plain, drifts, calibrations, strict=True)
+        predictions = [_scaled(found, _used(slow, c, len(counted))) for found, slow, c in each]
+        met, cpu, span = _mean(drifts), None, drift.ANYWHERE
     stages = dict.fromkeys(name for sample in counted for name in sample.stages)
     unpredicted = [name for name in stages if name not in predictions[0].stages]
     if unpredicted:
@@ -144,25 +144,38 @@ def _point(samples: Sequence[Sample], calibrations: Sequence[Calibration]) -> Po
     compared = [_compare(name, "stages", counted, plain, predictions) for name in stages]
     return PointReport(
         point,
-        drift,
+        met,
         tuple(found for found in figures if found is not None),
         tuple(found for found in compared if found is not None),
         tuple(notes),
-        _refusal(drift, _span(calibrations) if dram is not None else (1.0, 1.0)),
-        dram,
+        changed or drift.refusal("the machine", met, span) or drift.refusal("the host's arithmetic", cpu),
+        host.dram_gb_s,
+        cpu,
     )
 
 
-def _dram_gb_s(samples: Sequence[Sample]) -> float | None:
-    """Host memory's read rate beside the runs: the mean of those that say it."""
-    rates = [sample.dram_gb_s for sample in samples if sample.dram_gb_s is not None]
-    return statistics.fmean(rates) if rates else None
+def _counted(samples: Sequence[Sample], many_queries: bool) -> tuple[Sequence[Sample], list[str], str]:
+    """The runs that count, notes on them, and why none of them is judged, or nothing."""
+    steady = [sample for sample in samples if not drift.unsteady(sample, many_queries)]
+    notes = []
+    # Two runs at least: with fewer, which of them was disturbed cannot be told.
+    counted = steady if len(steady) >= min(2, len(samples)) else list(samples)
+    if len(counted) < len(samples):
+        notes.append(f"{len(samples) - len(counted)} of {len(samples)} runs not counted: speed changed during them")
+    if len(samples) == 1:
+        notes.append("a single run: no spread can be given")
+    if not any("throughput_tok_s" in sample.figures for sample in counted):
+        notes.append("no throughput: the runs' makespan is 0 or fewer than two blocks were decoded")
+    runs = "it" if len(samples) == 1 else "each run"
+    return counted, notes, "" if steady else f"speed changed by more than {MAX_DRIFT:.0%} during {runs}: not judged"
 
 
-def _drift(samples: Sequence[Sample], calibration: Calibration, dram_gb_s: float | None) -> float | None:
-    if dram_gb_s is not None:
-        calibrated = conditions.dram_gb_s(calibration.profile, samples[0].point.conditions, calibration.raw)
-        return None if calibrated is None else calibrated / dram_gb_s
+def _mean(drifts: Sequence[float | None]) -> float | None:
+    known = [found for found in drifts if found is not None]
+    return geometric_mean(known) if known else None
+
+
+def _reference_drift(samples: Sequence[Sample], calibration: Calibration) -> float | None:
     times = [sample.reference_s for sample in samples if sample.reference_s]
     return statistics.median(times) / calibration.reference_s if times and calibration.reference_s else None
 
@@ -179,20 +192,6 @@ def _scaled(prediction: Sample, drift: float) -> Sample:
     """A prediction for a machine that is as many times slower in everything."""
     figures = {name: value / drift if name in RATES else value * drift for name, value in prediction.figures.items()}
     return replace(prediction, figures=figures, stages={name: s * drift for name, s in prediction.stages.items()})
-
-
-def _span(calibrations: Sequence[Calibration]) -> tuple[float, float]:
-    """How many times as slow as at calibration host memory was in its fastest and in its slowest place then."""
-    spans = [conditions.dram_span(calibration.raw) for calibration in calibrations]
-    return min(fastest for fastest, _ in spans), max(slowest for _, slowest in spans)
-
-
-def _refusal(drift: float | None, span: tuple[float, float]) -> str:
-    """Why a point is not judged, or nothing. Twice as fast is as far away as half as fast; ``span`` is no distance."""
-    if drift is None or abs(math.log(drift / min(max(drift, span[0]), span[1]))) <= math.log(1 + MAX_DRIFT):
-        return ""
-    times, word = (drift, "slower") if drift > 1 else (1 / drift, "faster")
-    return f"the machine ran {times:.2f} times {word} than when it was calibrated: not judged"
 
 
 def _compare(

@@ -46,6 +46,7 @@ class PointReport:
     """A point with all comparisons that could be made, and what could not be and why. ``refused`` ends judgement.
 
     ``dram_gb_s`` is host memory's read rate beside the runs, where they say it: the drift is of that rate then.
+    ``cpu_drift`` is the same of the host's arithmetic, for runs that it bounds.
     """
 
     point: Point
@@ -55,6 +56,7 @@ class PointReport:
     notes: tuple[str, ...] = ()
     refused: str = ""
     dram_gb_s: float | None = None
+    cpu_drift: float | None = None
 
     @property
     def throughput(self) -> Comparison | None:
@@ -162,6 +164,8 @@ def _point_dict(report: PointReport) -> dict[str, Any]:
         found["drift"] = report.drift
     if report.dram_gb_s is not None:
         found["dram_gb_s"] = report.dram_gb_s
+    if report.cpu_drift is not None:
+        found["cpu_drift"] = report.cpu_drift
     if report.refused:
         found["refused"] = report.refused
     found["figures"] = {c.quantity: plain(c) for c in report.figures}

@@ -49,13 +49,18 @@ class Sample:
     reference_s
         Mean time of the reference before and after the run.
     unsteady
-        How much the slower of those two is above the faster: 0.3 is 30%.
+        How much the slower of those two is above the faster: 0.3 is 30%. Of runs that state their pool's read rate
+        before and after, the same of these.
     shares
         Share of all busy time, by stage kind.
     tails
         Mean over median of the launches' times: far above 1 where a few of many wait.
     dram_gb_s
         Read rate of the memory of the run's pool, the mean of right before and right after, with the run's threads.
+    peak_tflop_s
+        Rate of the kernels' fastest arithmetic alone, the mean of the same two times.
+    unsteady_peak
+        How much the faster of these two is above the slower.
     """
 
     point: Point
@@ -66,6 +71,8 @@ class Sample:
     unsteady: float | None = None
     tails: dict[str, float] = field(default_factory=dict)
     dram_gb_s: float | None = None
+    peak_tflop_s: float | None = None
+    unsteady_peak: float | None = None
 
 
 def run_point(point: Point, model: BlockModel, *, keep_trace: bool = False, threads: int | None = None) -> Run:

@@ -38,8 +38,9 @@ def report_text(report: Report) -> str:
     lines = [
         f"{report.model} on {report.hardware}: error = predicted / measured - 1, and the half width of its interval",
         "(95%, from repeated runs and calibrations); spread: between runs; drift: the machine's slow-down since it was",
-        "measured, by a reference beside each run, or by the read rate of its pool's memory. Predictions are",
-        "scaled to the drift, or made with that read rate; unscaled: error without that.",
+        "measured, by a reference beside each run, or by the read rate of its pool's memory (/ the rate of the",
+        "host's arithmetic, where selections have many queries). Predictions are scaled to the drift, or made with",
+        "those rates; unscaled: error without that.",
         "",
         table(
             ("point", "set", "measured tok/s", "spread", "predicted", "error", "", "drift", "unscaled", "runs"),
@@ -89,6 +90,7 @@ def _point_notes(report: Report) -> list[str]:
 def _throughput_row(name: str, point: PointReport) -> Sequence[str]:
     found = point.throughput
     drift = "-" if point.drift is None else f"{point.drift:.2f}"
+    drift += "" if point.cpu_drift is None else f" / {point.cpu_drift:.2f}"
     if found is None:
         return (name, point.point.set, "-", "-", "-", "-", "", drift, "-", "0")
     return (
@@ -125,7 +127,7 @@ def _verdicts(report: Report) -> list[str]:
     if held["refused"]:
         lines.append(
             f"{held['refused']} of {held['points']} held-out points not judged: the machine changed speed by more than "
-            f"{MAX_DRIFT:.0%} between calibrating and running; repeat it when less else runs"
+            f"{MAX_DRIFT:.0%} between calibrating and running, or during a run; repeat it when less else runs"
         )
     if not held.get("of"):
         why = "was taken at a steady speed" if held["refused"] else "has a throughput"

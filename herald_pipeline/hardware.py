@@ -47,8 +47,9 @@ DESCRIPTIVE: Mapping[str, str] = {
     "machine.gpu.count": "one device is priced; a second one is another link, memory and host share of its own",
     "machine.cpu.cores": "what the cores reach together is priced: cpu.attention_tflop_s and dram.read_gb_s",
     "machine.cpu.threads": "what the threads reach together is priced: cpu.attention_tflop_s and dram.read_gb_s",
+    "machine.cpu.peak_tflop_s": "what selections reach is priced: cpu.attention_tflop_s",
 }
-"""Whole numbers that describe a machine and that nothing is computed from, with what is computed from instead."""
+"""Numbers that describe a machine and that nothing is computed from, with what is computed from instead."""
 
 # GB/s of 16 lanes and one direction: 2 GT/s.. doubled per generation. Above it a rate is impossible.
 _RAW_GB_S_X16 = {1: 4.0, 2: 8.0, 3: 16.0, 4: 32.0, 5: 64.0, 6: 128.0}
@@ -80,13 +81,18 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """The processor that selects; ``cores`` and ``threads`` describe, the rate is priced."""
+    """The processor that selects; ``cores`` and ``threads`` describe, the rate of attention is priced.
+
+    ``peak_tflop_s`` is what the kernels' fastest arithmetic reached alone while selections were measured. It prices
+    nothing: a virtual machine's matrix units change their rate within minutes, and a run's is held against it.
+    """
 
     name: str = ""
     cores: int = 1
     threads: int = 1
     capability: str = ""
     attention_tflop_s: Quantity | None = _quantity("TFLOP/s", "selection", "select")
+    peak_tflop_s: Quantity | None = _quantity("TFLOP/s", "selection", optional=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from herald_exec import kernels
 from herald_pipeline.pipeline import Pipeline
 
 _READ_BYTES = 1 << 30
-_UNITS = ("amx", "bf16_dot", "fma")
 
 
 def pool_layers(pipeline: Pipeline, num_bytes: int, threads: int | None) -> list[float]:
@@ -36,11 +35,13 @@ def host_rates(pipeline: Pipeline, threads: int | None, layers: Sequence[float] 
     found = {"dram_read_gb_s": kernels.read_bandwidth_gb_s(_READ_BYTES, threads)}
     if layers:
         found["pool_read_gb_s"] = harmonic_mean(layers)
-    for unit in _UNITS:
-        peak = kernels.peak_gflops(unit, threads)
-        if peak is not None:
-            return {**found, f"{unit}_tflop_s": peak / 1e3}
-    return found
+    return found | arithmetic(threads)
+
+
+def arithmetic(threads: int | None) -> dict[str, float]:
+    """The rate of the kernels' fastest arithmetic, named by its unit."""
+    fastest = kernels.fastest_tflop_s(threads)
+    return {} if fastest is None else {f"{fastest[0]}_tflop_s": fastest[1]}
 
 
 def around(before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.gpu.around import arithmetic, around
 from benchmarks.gpu.bench import Bench, timed_ms
 from benchmarks.gpu.cells import Cell
 from herald_exec import kernels
@@ -27,6 +28,8 @@ from herald_exec.pacing import Bucket
 GB = 1e9
 _POOL_BYTES = 24e9
 """Host memory that a kernel's pool may take: as many layers of the batch as fit."""
+_LEAST_S = 2.0
+"""A kernel is timed over its layers for so long: the median of ten calls moved by a third within minutes."""
 BUDGET = 0.05
 
 
@@ -105,13 +108,13 @@ def _kernel(bench: Bench, cell: Cell) -> dict[str, Any]:
     pool = kernels.PagedKV(layers, cell.batch, shape.num_kv_heads, cell.context, shape.head_dim, bench.kv_dtype)
     with pool:
         pool.fill_normal(0, threads)
-        rate = kernels.pool_read_gb_s(pool, threads)
-        seconds = []
-        for number in range(layers + 2):
+        rate, before = kernels.pool_read_gb_s(pool, threads), arithmetic(threads)
+        seconds: list[float] = []
+        while len(seconds) < layers + 2 or sum(seconds) < _LEAST_S:
             begun = time.perf_counter()
-            kernels.select(pool, number % layers, slots, lengths, q, budget, threads=threads)
+            kernels.select(pool, len(seconds) % layers, slots, lengths, q, budget, threads=threads)
             seconds.append(time.perf_counter() - begun)
-        again = kernels.pool_read_gb_s(pool, threads)
+        after, again = arithmetic(threads), kernels.pool_read_gb_s(pool, threads)
     layer_s = median(seconds[1:])
     dram = max(rate, again)
     return {
@@ -119,12 +122,15 @@ def _kernel(bench: Bench, cell: Cell) -> dict[str, Any]:
         "layers_in_pool": layers,
         "layer_bytes": layer_bytes,
         "layer_s": layer_s,
+        "calls": len(seconds) - 1,
         "gb_s": layer_bytes / layer_s / GB,
         "block_s": layer_s * shape.num_layers,
         # What reading alone allows on this very pool: the kernel's bound, not its prediction.
         "pool_read_gb_s": dram,
         "bound_tok_s": cell.batch * shape.block_length * dram * GB / (layer_bytes * shape.num_layers),
         "share_of_bound": layer_bytes / layer_s / GB / dram,
+        # What many queries are bound by, and what moves from minute to minute.
+        **around(before, after),
     }
 
 

@@ -8,7 +8,8 @@ ones with a block's queries take longer for a FLOP, because threads share heads,
 Where a pool lies in memory decides up to a tenth of the time, whatever reads it, and on one virtual machine up to a
 third: the layers of a run's 107 GB were scanned at 82 to 127 GB/s. So on a server calls go round places at even
 distances in most of host memory (:mod:`calibration.host_pool`), and the median is that of these. The raw table has the
-largest selection and a plain read of every place, which tells whether a read shows what place does to a scan.
+largest selection and a plain read of every place, which tells whether a read shows what place does to a scan. What
+many queries are bound by moves as well: the rate of the fastest arithmetic alone is taken before and after all of them.
 """
 
 import statistics
@@ -72,7 +73,9 @@ def measure(bench: Bench) -> Part:
             )
 
         tolerant = over_places(bench) if bench.on_cuda else bench
+        before = _arithmetic(bench)
         timings = tolerant.time_host({point.name: case(point) for point in points})
+        rates = [rate for rate in (before, _arithmetic(bench)) if rate is not None]
         by_threads, of_threads = {}, _of_threads(points, largest) if bench.on_cuda else largest
         if threads > 1:
             counts = [n for n in (1, 2, 4, 8, 16, 32, 64) if n < threads]
@@ -95,6 +98,8 @@ def measure(bench: Bench) -> Part:
     if in_place is not None:
         place = "in turn over the whole pool, with rests"
         part.rows.append(row_of(in_place, case=place, queries=bench.block_length, threads=threads))
+    for unit, tflop_s in rates:
+        part.rows.append({"case": "arithmetic", "unit": unit, "tflop_s": round(tflop_s, 3)})
     for name, timing in by_threads.items():
         columns = {"rows": of_threads.rows, "context": of_threads.context, "queries": 1}
         part.rows.append(row_of(timing, **columns, threads=int(name.split()[0])))
@@ -121,6 +126,10 @@ def measure(bench: Bench) -> Part:
             note,
         ),
     ]
+    if rates:
+        units = f"{threads} thread(s), unit {rates[0][0]}, mean of right before the selections and right after"
+        mean = statistics.fmean(rate for _, rate in rates)
+        part.values.append(Value("machine.cpu.peak_tflop_s", "TFLOP/s", mean, note=units))
     if bench.on_cuda:
         reading = {size: size / (y * dram) for size, y in zip(at, share, strict=True)}  # type: ignore[arg-type]
         many = [p for p in points if p.queries == bench.block_length]
@@ -146,6 +155,14 @@ def _pool(bench: Bench) -> Iterator[tuple[kernels.PagedKV, Sequence[int]]]:
     with kernels.PagedKV(1, slots, shape.num_kv_heads, most, shape.head_dim, str(bench.dram_kv_dtype)) as pool:
         pool.fill_normal()
         yield pool, (0,)
+
+
+def _arithmetic(bench: Bench) -> tuple[str, float] | None:
+    """Unit and TFLOP/s of the kernels' fastest arithmetic now, on a server."""
+    if not bench.on_cuda:
+        return None
+    with pinned(bench.retrieval_cores):
+        return kernels.fastest_tflop_s(bench.retrieval_threads)
 
 
 def _of_threads(points: Sequence[Point], largest: Point) -> Point:

@@ -1,6 +1,7 @@
 """Ceilings by protocol beside predictions and runs, and the check that nothing passes its bound."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -125,6 +126,34 @@ def test_a_kernel_s_ceiling_is_foretold_in_its_own_place_by_a_profile_of_places(
     )
     # Beside what is read a query has work of its own, and selections a fixed time.
     assert times - 1e-9 <= slower / same <= times + 0.08 * (times < 1)
+
+
+@pytest.mark.parametrize(("name", "scaled"), [("cpu_32q_kernel", True), ("cpu_1q_kernel", False)])
+def test_a_ceiling_of_many_queries_is_foretold_with_the_arithmetic_beside_it(cells, name, scaled):
+    profile = hardware_io.resolve("h200-141g_emr-16vcpu-3")
+    cpu = profile.machine.cpu
+    cpu = replace(cpu, peak_tflop_s=replace(cpu.attention_tflop_s, value=20.0))
+    profile = replace(profile, machine=replace(profile.machine, cpu=cpu))
+    run(cells, 4.0)
+    found = {}
+    for peak in (20.0, 10.0):
+        rates = {"amx_tflop_s": [peak * 1.1, peak * 0.9]}
+        ceiling = {"context": 32768, "batch": 16, "steps": 20, "block_s": 0.2, "host_rates": rates}
+        write(cells, f"ceiling:{name}:32768:16", ceiling)
+        rows = compare(cells, profile, MINI, lambda _: None)["rows"]
+        (found[peak],) = (row["foretold_tok_s"] for row in rows if row["name"] == name)
+    at = Protocol(name, 32768, 16, 20, 0.0, {})
+    assert found[20.0] == pytest.approx(16 * 32 / foretold_block_s(at, profile, MINI))
+    # Reading stays as it is: less than twice as long, and most of that, for computing bounds it.
+    assert 0.5 < found[10.0] / found[20.0] < 0.75 if scaled else found[10.0] == found[20.0]
+
+
+def test_a_ceiling_beside_arithmetic_of_no_rate_is_refused(cells):
+    rates = {"amx_tflop_s": [0.0, 1.0]}
+    ceiling = {"context": 32768, "batch": 16, "steps": 20, "block_s": 0.2, "host_rates": rates}
+    write(cells, "ceiling:cpu_32q_kernel:32768:16", ceiling)
+    with pytest.raises(ConfigError, match="rate of arithmetic"):
+        measured(cells, MINI.name, lambda _: None)
 
 
 def test_a_pool_that_reads_at_no_rate_is_refused(cells):

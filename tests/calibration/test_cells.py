@@ -113,6 +113,22 @@ def test_the_read_rate_around_a_run_is_the_mean_of_before_and_after(tmp_path):
     assert found == {"herald": 140.0, "dense": None}
 
 
+def test_arithmetic_around_a_run_and_how_unsteady_both_rates_were_are_read(tmp_path):
+    cell(tmp_path, "run:herald:64:2", host_rates={"pool_read_gb_s": [156.0, 130.0], "amx_tflop_s": [20.0, 24.0]})
+    cell(tmp_path, "run:mage-cpu:64:2", method="mage-cpu", host_rates={"pool_read_gb_s": [99.0], "fma_tflop_s": [2.0]})
+    one, other = read_cells(tmp_path, "tiny", lambda _: None)
+    assert (one.unsteady, one.peak_tflop_s, one.unsteady_peak) == (pytest.approx(0.2), 22.0, pytest.approx(0.2))
+    # What could be read once alone says nothing of how it moved.
+    assert (other.unsteady, other.peak_tflop_s, other.unsteady_peak) == (None, 2.0, None)
+
+
+@pytest.mark.parametrize("rates", [[0.0, 20.0], ["fast"], [float("nan"), 20.0]])
+def test_a_rate_of_arithmetic_that_no_machine_has_is_refused_with_its_file(tmp_path, rates):
+    cell(tmp_path, "run:herald:64:2", host_rates={"amx_tflop_s": rates})
+    with pytest.raises(ConfigError, match=r"run-herald-64-2\.json: rate of arithmetic beside the run must be"):
+        read_cells(tmp_path, "tiny", lambda _: None)
+
+
 @pytest.mark.parametrize("rates", [[0.0, 130.0], [-1.0, 1.0], ["fast", 1.0], [float("nan"), 1.0]])
 def test_a_read_rate_that_no_memory_has_is_refused_with_its_file(tmp_path, rates):
     cell(tmp_path, "run:herald:64:2", host_rates={"pool_read_gb_s": rates})

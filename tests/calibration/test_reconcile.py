@@ -11,6 +11,7 @@ from calibration.reconcile import reconcile as reconcile_all
 from calibration.report import judged
 from calibration.text import report_text
 from herald_pipeline import catalogue
+from herald_pipeline.hardware import Number
 from tests.calibration.conftest import point, sample, training
 
 
@@ -123,6 +124,88 @@ def test_a_run_with_fewer_threads_is_held_against_what_as_many_read_when_it_was_
     made = only(reconcile_all([run], shape, [calibration]))
     assert made.drift == pytest.approx(1.0)
     assert made.throughput.error == pytest.approx(0.0)
+
+
+@pytest.fixture
+def with_peak(profile):
+    """A profile whose selections were measured beside arithmetic of 20 TFLOP/s."""
+    peak = Number(20.0, "TFLOP/s", profile.machine.dram.read_gb_s.origin)
+    cpu = replace(profile.machine.cpu, peak_tflop_s=peak)
+    return replace(profile, machine=replace(profile.machine, cpu=cpu))
+
+
+def run_of(method, peak_tflop_s, profile, **more):
+    given = profile.machine.dram.read_gb_s.peak
+    return replace(sample(100.0, method=method), dram_gb_s=given, peak_tflop_s=peak_tflop_s, **more)
+
+
+def by_both(p, slower_dram=1.0, slower_cpu=1.0):
+    return sample(100.0 / (slower_dram * slower_cpu))
+
+
+def test_a_run_of_many_queries_is_foretold_with_the_arithmetic_that_the_host_gave_beside_it(with_peak, shape):
+    found = only(reconcile([run_of("mage-cpu", 16.0, with_peak)], with_peak, shape, None, by_both))
+    assert (found.drift, found.cpu_drift) == (pytest.approx(1.0), pytest.approx(1.25))
+    assert found.throughput.error == pytest.approx(1 / 1.25 - 1)
+    assert found.throughput.plain_error == pytest.approx(0.0)
+    assert "1.00 / 1.25" in report_text(
+        reconcile([run_of("mage-cpu", 16.0, with_peak)], with_peak, shape, None, by_both)
+    )
+
+
+def test_arithmetic_says_nothing_of_a_run_of_one_query_or_with_a_profile_that_does_not_state_it(
+    profile, with_peak, shape
+):
+    for method, given in (("herald", with_peak), ("mage-cpu", profile)):
+        run = run_of(method, 5.0, given, unsteady_peak=9.0 if method == "herald" else None)
+        found = only(reconcile([run], given, shape, None, by_both))
+        assert (found.cpu_drift, found.refused) == (None, "")
+        assert found.throughput.error == pytest.approx(0.0)
+
+
+def test_arithmetic_of_other_threads_than_the_profile_s_is_not_held_against_its_own(with_peak, shape, tmp_path):
+    for name in ("selection", "dram"):
+        (tmp_path / f"{name}.csv").write_text("threads,seconds\n5,0.08\n15,0.04\n", encoding="utf-8")
+    half = with_peak.machine.dram.read_gb_s.peak / 2
+    run = sample(100.0, method="mage-cpu", conditions=(("threads", 5),))
+    run = replace(run, dram_gb_s=half, peak_tflop_s=7.0)
+    found = only(reconcile_all([run], shape, [Calibration(with_peak, by_both, raw=tmp_path)]))
+    assert (found.drift, found.cpu_drift, found.refused) == (pytest.approx(1.0), None, "")
+
+
+@pytest.mark.parametrize(("peak", "judged"), [(15.5, True), (15.0, False), (25.5, True), (26.5, False)])
+def test_arithmetic_that_drifted_by_a_third_ends_judgement_of_many_queries(with_peak, shape, peak, judged):
+    found = only(reconcile([run_of("mage-cpu", peak, with_peak)], with_peak, shape, None, by_both))
+    assert (found.refused == "") is judged
+    assert judged or "the host's arithmetic ran" in found.refused
+
+
+def test_slower_arithmetic_lengthens_what_selections_compute_and_not_what_they_read(profile):
+    predict = predictor(profile, catalogue.get("llada2-mini"))
+    plain, slow = (predict(point("mage-cpu", 32768, 16), slower_cpu=slower) for slower in (1.0, 1.25))
+    both = predict(point("mage-cpu", 32768, 16), slower_dram=1.25, slower_cpu=1.25)
+    assert slow.stages["denoise"] == pytest.approx(plain.stages["denoise"], rel=1e-3)
+    assert (
+        plain.stages["select"] < slow.stages["select"] < both.stages["select"] <= 1.25 * plain.stages["select"] + 1e-9
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "pool", "peak", "judged"),
+    [
+        ("herald", 0.5, 0.0, False),
+        ("herald", 0.0, 0.5, True),
+        ("mage-cpu", 0.5, 0.0, True),
+        ("mage-cpu", 0.0, 0.5, False),
+    ],
+)
+def test_a_single_run_during_which_what_bounds_it_changed_speed_is_listed_and_not_judged(
+    profile, shape, method, pool, peak, judged
+):
+    run = replace(sample(100.0, method=method), unsteady=pool, unsteady_peak=peak)
+    report = reconcile([run], profile, shape, None, predicting(101.0))
+    assert (only(report).refused == "") is judged
+    assert judged or "speed changed by more than 30% during it: not judged" in report_text(report)
 
 
 PLACES = "threads,gb_s,seconds,case\n15,150,0.03,\n,150,0.03,by place\n,120,0.04,by place\n,80,0.06,by place\n"

@@ -19,7 +19,11 @@ OTHER_WAYS = ({}, {"gather": "fused", "keys": "int8"}, {"gather": "gpu", "keys":
 MANY = 96
 """Requests of which a layer's rows are still on their way when the next selection begins."""
 PAPER = hardware_io.resolve(HARDWARE)
-FIELDS = {path.replace("engines.sglang-paper", "engine"): (spec, value) for path, spec, value in PAPER.quantities()}
+FIELDS = {
+    path.replace("engines.sglang-paper", "engine"): (spec, value)
+    for path, spec, value in PAPER.quantities()
+    if path not in DESCRIPTIVE
+}
 UNSTATED = {"us": 20.0, "share": 0.5, "GB": 1.0, "GB/s": 30.0, "x": 2.0}
 """A value to begin at where the paper's profile states none."""
 
@@ -55,16 +59,17 @@ def test_every_number_changes_something_that_is_printed(path):
     assert any(a != b for a, b in zip(outputs(one), outputs(other), strict=True)), path
 
 
-def whole_numbers():
+def numbers_that_may_describe():
     for section in SECTIONS:
         part = getattr(PAPER.machine, section)
         for name in type(part).__slots__:
             if type(getattr(part, name)) is int:
                 yield f"machine.{section}.{name}", getattr(part, name)
+    yield "machine.cpu.peak_tflop_s", 20.0
 
 
-@pytest.mark.parametrize(("path", "value"), list(whole_numbers()))
-def test_a_whole_number_that_nothing_is_computed_from_is_refused_with_the_reason(path, value):
+@pytest.mark.parametrize(("path", "value"), list(numbers_that_may_describe()))
+def test_a_number_that_nothing_is_computed_from_is_refused_with_the_reason(path, value):
     with pytest.raises(ConfigError) as refused:
         hardware_io.resolve(HARDWARE, None, [f"{path}={2 * value}"])
     said = str(refused.value)
