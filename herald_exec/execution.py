@@ -19,7 +19,7 @@ from herald_exec.runner import BeforeStage, Execution
 from herald_exec.session import ACTIONS, Action, OnBlock, Session, bind
 from herald_exec.shadow import Shadow
 from herald_exec.streams import Streams, ThreadStreams, split_cores
-from herald_pipeline import capacity, validate
+from herald_pipeline import capacity, room, validate
 from herald_pipeline.decoding.sampling import Sampler
 from herald_pipeline.errors import ConfigError, RunError, check_number, raise_problems
 from herald_pipeline.model import Attention
@@ -177,7 +177,8 @@ def decode(
             streams.close()
         session.pools.close()
     on_device = {"pinned": True, "device_path": session.path} if session.device.type == "cuda" else {}
-    result = _result(recorder, program, pipeline, options, facts, **on_device)
+    held = _held(pipeline, facts, program.admission.fullest, size, options.batch)
+    result = _result(recorder, program, pipeline, options, {**facts, **held}, **on_device, **_reserved(facts, held))
     state = session.state
     return Run(result, state.answers, state.commits, recorder.trace, checksums)
 
@@ -299,6 +300,24 @@ def _facts(pipeline: Pipeline, pools: Pools, size: RequestSize, options: Options
         "dram_bytes": float(pools.bytes_in(Home.DRAM)),
         "beyond_max_positions": size.tokens > pipeline.model.max_positions,
     }
+
+
+def _held(
+    pipeline: Pipeline, facts: Mapping[str, Any], fullest: Sequence[Sequence[int]], size: RequestSize, batch: int
+) -> dict[str, Any]:
+    """Bytes that the requests of the run's fullest moments held, each with its own length; empty: all that is there."""
+    if not fullest or [size.tokens] * batch in [list(sizes) for sizes in fullest]:
+        return {}
+    homes = {"hbm_bytes": Home.HBM, "dram_bytes": Home.DRAM}
+    return {
+        name: min(facts[name], max(room.pool_bytes_held(pipeline, sizes, home) for sizes in fullest))
+        for name, home in homes.items()
+    }
+
+
+def _reserved(facts: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str, Any]:
+    """What the pools have room for, every slot for the longest request, where the requests held less."""
+    return {f"{name}_reserved": facts[name] for name in held}
 
 
 def _result(

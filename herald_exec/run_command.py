@@ -16,9 +16,10 @@ from herald_exec.footprint import require_host_memory, run_memory
 from herald_pipeline import capacity, catalogue, methods, trace
 from herald_pipeline import pipeline as pipelines
 from herald_pipeline.errors import ConfigError, RunError, check_number, raise_problems
-from herald_pipeline.memory import UNLIMITED_BYTES
+from herald_pipeline.memory import UNLIMITED_BYTES, Memory
 from herald_pipeline.model import ModelShape
 from herald_pipeline.pipeline import Pipeline
+from herald_pipeline.room import admission_room
 from herald_pipeline.settings import Settings, more_than_all, read_settings
 from herald_pipeline.steps import Steps, parse, read_commits, read_steps
 from herald_pipeline.units import GB
@@ -215,7 +216,7 @@ def kv_room(
     synthetic: bool = False,
     fused: bool = False,
 ) -> int | None:
-    """KV entries that admission may hand out within the limits; a batch that arrives at once must fit as a whole."""
+    """KV entries that admission may hand out within the limits (:func:`~herald_pipeline.room.admission_room`)."""
     if hbm_limit_gb is None and host_limit_gb is None:
         return None
     raise_problems(
@@ -226,14 +227,30 @@ def kv_room(
     hbm = UNLIMITED_BYTES if hbm_limit_gb is None else hbm_limit_gb * GB
     host = UNLIMITED_BYTES if host_limit_gb is None else host_limit_gb * GB
     memory = run_memory(hbm, host, pipeline, on_gpu=on_gpu, synthetic=synthetic, fused=fused)
-    sizes = {request.padded_tokens(lengths.block_length) for request in lengths.blocked()}
-    if len(sizes) == 1 and len(lengths.requests) <= lengths.batch:
-        capacity.require(pipeline, lengths, memory)
+    room = admission_room(pipeline, lengths, memory)
+    if room is not None:
+        said = _reserves_more(pipeline, lengths, memory, room)
+        if said:
+            typer.echo(said, err=True)
+    return room
+
+
+def _reserves_more(pipeline: Pipeline, lengths: Workload, memory: Memory, room: int) -> str | None:
+    """What to say where slots with room for the longest request each pass a limit that the requests themselves keep.
+
+    A slot's pools are laid out once, for the longest request that is served.
+    """
+    sizes = [request.padded_tokens(lengths.block_length) for request in lengths.blocked()]
+    longest = max(size for size in sizes if size <= room)
+    found = capacity.budget(pipeline, longest, lengths.batch, memory)
+    if found.fits:
         return None
-    # A request that fits not even alone is rejected; it does not decide what the others may have.
-    alone = capacity.largest_tokens(pipeline, 1, memory)
-    longest = max((size for size in sizes if size <= alone), default=max(sizes))
-    return capacity.kv_room_tokens(pipeline, lengths.batch, memory, longest)
+    slots = capacity.largest_batch(pipeline, longest, memory)
+    within = f"; --batch {slots} stays within" if slots else ""
+    return (
+        f"note: what requests hold stays within the limits, but {lengths.batch} slots with room for the longest one "
+        f"({longest:,} tokens) reserve more: {found.shortage}{within}"
+    )
 
 
 def result_text(result: "Result") -> str:

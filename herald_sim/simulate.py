@@ -1,18 +1,18 @@
 """The public entry: one pipeline on one profile under one workload -> :class:`~herald_pipeline.result.Result`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from herald_pipeline import capacity, hardware_io, trace, validate
 from herald_pipeline.capacity import Memory
-from herald_pipeline.errors import CapacityError, ConfigError
 from herald_pipeline.hardware import Profile
 from herald_pipeline.model import KVDtype
 from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.pools import Home
 from herald_pipeline.result import FORWARD_STAGES, Recorder, Result
+from herald_pipeline.room import admission_room, held
 from herald_pipeline.scheduling.program import Program
 from herald_pipeline.units import NS_PER_S
 from herald_pipeline.workload import Workload
@@ -56,14 +56,19 @@ def simulate(
     ProfileError
         The profile lacks a number that the run would read; raised before the first event.
     CapacityError
-        What is asked for does not fit; with the budget as a table.
+        What is asked for does not fit, or not one of the requests would be served; with the budget as a table.
     """
     required = needs(pipeline)
     if profile.missing(required):
         profile.check_complete(required, hardware_io.complete_names(required))
     memory = memory or Memory.of(profile)
     validate.check_once(pipeline)
-    room = _room(pipeline, profile, workload, memory, beyond_memory=beyond_memory)
+    room = None
+    if not beyond_memory:
+        # The other profiles are read only to name those that would hold it.
+        room = admission_room(
+            pipeline, workload, memory, others=lambda: other_memories(profile, memory), formats=tuple(KVDtype)
+        )
     mode = "events"
     if fast:
         from herald_sim.uncontended import why_not
@@ -133,7 +138,7 @@ def conclude(
         budget=pipeline.settings.budget,
         finished=len(admission.finished),
         rejected=admission.rejected,
-        **facts(pipeline, profile, workload, memory, frozenset(admission.rejected)),
+        **facts(pipeline, profile, workload, memory, admission.fullest),
     )
     extra = {**result.extra, "mode": mode}
     if run.costs.extrapolated:
@@ -159,6 +164,7 @@ def _fast_result(pipeline: Pipeline, profile: Profile, workload: Workload, memor
     assert by_events.throughput_tok_s is not None
     error = both.throughput_tok_s / by_events.throughput_tok_s - 1
     blocks = workload.blocked()[0].blocks
+    about = facts(pipeline, profile, workload, memory, [[workload.largest_request_tokens] * len(workload.requests)])
     return replace(
         by_events,
         throughput_tok_s=found.throughput_tok_s,
@@ -172,34 +178,8 @@ def _fast_result(pipeline: Pipeline, profile: Profile, workload: Workload, memor
         blocks=blocks,
         forwards=by_events.forwards // by_events.blocks * blocks,
         delivered_tokens=found.delivered_tokens,
-        extra={**by_events.extra, "mode": "fast: contention left out", "contention_error": error},
-        **{key: value for key, value in facts(pipeline, profile, workload, memory).items() if key != "extra"},
+        **{**about, "extra": {**about["extra"], "mode": "fast: contention left out", "contention_error": error}},
     )
-
-
-def _room(
-    pipeline: Pipeline, profile: Profile, workload: Workload, memory: Memory, *, beyond_memory: bool
-) -> int | None:
-    """KV entries that admission may hand out; a batch that arrives at once must fit as a whole."""
-    if beyond_memory:
-        return None
-    sizes = {request.padded_tokens(workload.block_length) for request in workload.blocked()}
-    if len(sizes) == 1 and len(workload.requests) <= workload.batch:
-        try:
-            capacity.require(pipeline, workload, memory)
-        except CapacityError:
-            # Only now are the other profiles read, to name those that would hold it.
-            capacity.require(pipeline, workload, memory, others=other_memories(profile, memory), formats=tuple(KVDtype))
-        return None
-    if workload.block_length != pipeline.settings.block_length:
-        message = (
-            f"workload block length {workload.block_length} differs from the method's {pipeline.settings.block_length}"
-        )
-        raise ConfigError(message)
-    # A request that fits not even alone is rejected; it does not decide what the others may have.
-    alone = capacity.largest_tokens(pipeline, 1, memory)
-    longest = max((size for size in sizes if size <= alone), default=max(sizes))
-    return capacity.kv_room_tokens(pipeline, workload.batch, memory, longest)
 
 
 def _last_tokens(workload: Workload) -> dict[int, int]:
@@ -214,25 +194,35 @@ def _last_tokens(workload: Workload) -> dict[int, int]:
 
 
 def facts(
-    pipeline: Pipeline,
-    profile: Profile,
-    workload: Workload,
-    memory: Memory,
-    rejected: frozenset[int] = frozenset(),
+    pipeline: Pipeline, profile: Profile, workload: Workload, memory: Memory, fullest: Sequence[Sequence[int]] = ()
 ) -> dict[str, Any]:
     """What a result says beside its figures: memory, limits of the model, where numbers come from.
 
-    Memory is that of the largest request that was not rejected.
+    Memory is what the run takes at its peak, each request with its own length; where slots that all hold the longest
+    request would take more, that is stated as ``.._reserved`` beside it: an executor lays its pools out so.
+
+    Parameters
+    ----------
+    fullest
+        Padded tokens of the requests that ran together at the run's fullest moments; default: the longest one in every
+        slot.
     """
-    length = workload.block_length
-    sizes = [r.padded_tokens(length) for r in workload.blocked() if r.id not in rejected]
-    tokens = max(sizes, default=workload.largest_request_tokens)
+    moments = fullest or [[workload.largest_request_tokens] * workload.batch]
+    tokens = max(map(max, moments))
     budget = capacity.budget(pipeline, tokens, workload.batch, memory)
-    beyond = {} if budget.fits or rejected else {"beyond_memory": budget.shortage}
+    taken = [held(pipeline, sizes, workload.batch, memory) for sizes in moments]
+    hbm = max(each.total(Home.HBM, transient=False) for each in taken)
+    dram = max(each.total(Home.DRAM) for each in taken)
+    short = [each.shortage for each in taken if not each.fits]
+    reserved = {
+        "hbm_bytes_reserved": budget.total(Home.HBM, transient=False),
+        "dram_bytes_reserved": budget.total(Home.DRAM),
+    }
+    unequal = (hbm, dram) != tuple(reserved.values())
     return {
         "kv_bytes_per_request": budget.kv_bytes_per_request,
-        "hbm_bytes": budget.total(Home.HBM, transient=False),
-        "dram_bytes": budget.total(Home.DRAM),
+        "hbm_bytes": hbm,
+        "dram_bytes": dram,
         "beyond_max_positions": tokens > pipeline.model.max_positions,
         "assumptions": (*pipeline.assumptions, *_of_format(pipeline)),
         "provenance": provenance(profile),
@@ -241,7 +231,8 @@ def facts(
             "method": pipeline.method.name,
             "hardware": profile.name,
             "engine": profile.engine.name,
-            **beyond,
+            **({"beyond_memory": short[0]} if short else {}),
+            **(reserved if unequal else {}),
         },
     }
 
@@ -278,8 +269,6 @@ def status(result: Result, costs: CostModel, workload: Workload) -> dict[str, An
     That is the one that is busy longest; but where the main stream waits and another resource is busy for half of the
     time or more, the waiting is for that one, and it limits although the GPU may have as much to do.
     """
-    if not result.finished and result.rejected:
-        return {"status": "NOTHING RAN: every request was rejected", "limit": "memory"}
     stages = {stage.name: stage for stage in costs.pipeline.template.stages()}
     busy: dict[str, float] = {}
     for name, sums in result.stages.items():

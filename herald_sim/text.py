@@ -130,6 +130,12 @@ def result_text(result: Result) -> str:
             f"{format_bytes(result.dram_bytes or 0)} in host memory, "
             f"{format_bytes(result.kv_bytes_per_request)} of KV per request"
         )
+    if "dram_bytes_reserved" in about:
+        lines.append(
+            f"  reserved        {format_bytes(about['hbm_bytes_reserved'])} on the device, "
+            f"{format_bytes(about['dram_bytes_reserved'])} in host memory, where every slot has room for the longest "
+            "request as herald-exec lays them out; above is the peak of the requests' own lengths"
+        )
     if result.prefill_tok_s is not None:
         lines.append(f"  prefill         {_seconds(result.prefill_time_s)}, {number(result.prefill_tok_s)} tok/s")
     lines.append(f"  requests        {result.finished} finished, {len(result.rejected)} rejected")

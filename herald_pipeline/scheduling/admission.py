@@ -44,6 +44,12 @@ class Admission:
     """First come, first served into ``slots`` slots and ``kv_tokens`` of KV room (``None``: no limit).
 
     Requests in = finished + rejected + running + waiting, always.
+
+    Attributes
+    ----------
+    fullest
+        Padded tokens of the requests that ran together when most did: the moments that no other one beat both in
+        tokens and in number. What a run takes of memory at its peak is that of one of them.
     """
 
     def __init__(
@@ -63,6 +69,7 @@ class Admission:
         self.finished: list[int] = []
         self.rejected: dict[int, str] = {}
         self.running: dict[int, Request] = {}
+        self.fullest: list[tuple[int, ...]] = []
 
     @property
     def next_arrival_ns(self) -> int | None:
@@ -94,7 +101,16 @@ class Admission:
             self._used_tokens += tokens
             self.running[slot] = request
             filled.append(slot)
+        if filled:
+            self._note_fullest()
         return filled
+
+    def _note_fullest(self) -> None:
+        sizes = tuple(request.padded_tokens(self._block_length) for request in self.running.values())
+        tokens, count = sum(sizes), len(sizes)
+        if any(sum(other) >= tokens and len(other) >= count for other in self.fullest):
+            return
+        self.fullest = [other for other in self.fullest if sum(other) > tokens or len(other) > count] + [sizes]
 
     def finish(self, slot: int) -> None:
         """The slot's request is done; its slot and room are free."""

@@ -166,6 +166,51 @@ def test_a_rejected_request_is_counted_and_the_others_finish(tmp_path):
     assert list(result["rejected"]) == ["9"]
 
 
+MIX = "prompt_tokens,new_tokens\n" + "64,32\n" * 5 + "2000,32\n" + "64,32\n" * 4
+
+
+def mixed_run(tmp_path, *limits):
+    requests = tmp_path / "mix.csv"
+    requests.write_text(MIX)
+    arguments = (
+        "run",
+        "--model",
+        "tiny",
+        "--method",
+        "herald",
+        "--hardware",
+        HARDWARE,
+        "--batch",
+        "4",
+        "--no-interval",
+    )
+    return herald_sim(*arguments, "--requests", str(requests), *limits)
+
+
+def test_the_bytes_of_requests_of_mixed_lengths_are_their_own_and_those_of_equal_slots_stand_beside(tmp_path):
+    result = json.loads(mixed_run(tmp_path, "--json").stdout)
+    # KV of one position in four layers takes 1,024 bytes: one request of 2,048 and three of 96, or four of 2,048.
+    assert 1.0 < result["dram_bytes"] / (1024 * 0.5 * (2048 + 3 * 96)) < 1.2
+    assert 1.0 < result["dram_bytes_reserved"] / (1024 * 0.5 * 4 * 2048) < 1.2
+
+
+def test_at_a_limit_that_holds_the_peak_nothing_is_beyond_memory_though_equal_slots_would_be(tmp_path):
+    free = json.loads(mixed_run(tmp_path, "--json").stdout)
+    limit = f"{1.1 * free['dram_bytes'] / 1e9:.9f}"
+    done = mixed_run(tmp_path, "--host-limit-gb", limit, "--json")
+    result = json.loads(done.stdout)
+    assert result["finished"] == 10
+    assert result["dram_bytes"] <= 1e9 * float(limit) < result["dram_bytes_reserved"]
+    assert "beyond memory" not in done.stderr
+    assert "beyond_memory" not in result
+
+
+def test_where_no_request_at_all_can_be_served_the_run_ends_with_a_sentence_and_code_1(tmp_path):
+    done = mixed_run(tmp_path, "--host-limit-gb", "0.00005", "--json")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "none of the 10 request(s) can be served: the smallest takes 96 positions" in done.stderr
+
+
 def test_beyond_the_models_positions_a_speed_run_goes_on_and_says_so():
     arguments = list(RUN)
     arguments[arguments.index("--context") + 1] = "40000"

@@ -160,6 +160,39 @@ def test_requests_come_from_a_file_and_one_that_is_too_large_is_rejected(command
     assert result["finished"] == 2
 
 
+MIXED = ["run", "--model", "tiny", "--method", "herald", "--batch", "3", "--block", "8", "--steps", "2", "--json"]
+
+
+@pytest.fixture
+def mix(tmp_path):
+    """Four short requests and a long one."""
+    table = tmp_path / "mix.csv"
+    table.write_text("prompt_tokens,new_tokens\n16,8\n400,8\n16,8\n16,8\n16,8\n")
+    return str(table)
+
+
+def test_bytes_of_mixed_requests_are_their_own_and_what_the_pools_reserve_stands_beside(command, mix):
+    _, out, _ = command(*MIXED, "--requests", mix)
+    result = json.loads(out)
+    # In fp32 a position takes 1,024 bytes: one of 408 and two of 24 positions, where three of 408 have room.
+    assert 1.0 < result["dram_bytes"] / (1024 * (408 + 2 * 24)) < 1.2
+    assert 1.0 < result["dram_bytes_reserved"] / (1024 * 3 * 408) < 1.5
+
+
+def test_a_limit_that_the_requests_keep_and_equal_slots_would_pass_serves_all_and_says_so(command, mix):
+    _, out, _ = command(*MIXED, "--requests", mix)
+    limit = f"{1.2 * json.loads(out)['dram_bytes'] / 1e9:.9f}"
+    code, out, err = command(*MIXED, "--requests", mix, "--host-limit-gb", limit)
+    assert (code, json.loads(out)["finished"]) == (0, 5)
+    assert "3 slots with room for the longest one (408 tokens) reserve more: host memory, short by" in err
+
+
+def test_where_no_request_at_all_can_be_served_the_run_ends_with_a_sentence_and_code_1(command, mix):
+    code, out, err = command(*MIXED, "--requests", mix, "--host-limit-gb", "0.00001")
+    assert (code, out) == (1, "")
+    assert "none of the 5 request(s) can be served: the smallest takes 24 positions" in err
+
+
 def test_synthetic_kv_replaces_the_prefill(command):
     code, out, _ = command(*SMALL, "--synthetic-kv", "--check", "--json")
     assert code == 0
