@@ -1,8 +1,10 @@
-"""What steps, proxies and the rows that the device fetches cost each other, in short decodes by a model of few layers.
+"""What steps and proxies lose to the rows that the device fetches beside them, in short decodes of few layers.
 
 They begin and end as in any run of ``step-fetch``: a layer's step and the next layer's fetch together, a proxy within a
-fetch. That decides which of them finds multiprocessors free, so they are timed there. Alone, a step is that of the last
-layer, behind which nothing is fetched; a proxy and a fetch are those of InfiniGen's step 0, one after the other.
+fetch. That decides which of them finds multiprocessors free: on an H200 a proxy of 38 requests beside fetches in a loop
+takes 1.1 to 1.5 times its time alone, by where in a fetch it falls, and in these decodes 1.5 to 1.6 within a fetch, 1.1
+where it begins with one. So they are timed there. Alone, a step is that of the last layer, behind which nothing is
+fetched; a proxy is that of InfiniGen's step 0, before the fetch. Fetches: :mod:`calibration.gpu.fetch_beside_steps`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,9 +24,7 @@ _LAYERS, _VOCABULARY = 4, 256
 _BUDGET = 0.05
 _LEAST = 0.5
 """Share of a launch that must lie beside the other for it to tell."""
-_NOTE = (
-    "step-fetch, rows fetched by the device, {layers} layers; alone: its last layer's step, InfiniGen's proxy and fetch"
-)
+_NOTE = "step-fetch, rows fetched by the device, {layers} layers; alone: its last layer's step, InfiniGen's proxy"
 
 
 def batches(bench: Bench) -> tuple[int, ...]:
@@ -39,11 +39,10 @@ def context(bench: Bench) -> int:
 
 @dataclass
 class Factors:
-    """Times as long, by what they depend on: token rows of a step, a proxy's partial keys, and a fetch's bytes."""
+    """Times as long, by what they depend on: token rows of a step, the bytes of a proxy's partial keys."""
 
     step: dict[float, float] = field(default_factory=dict)
     proxy: dict[float, float] = field(default_factory=dict)
-    fetch: dict[float, float] = field(default_factory=dict)
 
     def values(self, spread: float, note: str) -> list[Value]:
         """The engine's numbers; nothing is faster for what runs beside it."""
@@ -51,7 +50,6 @@ class Factors:
         for name, unit, by in (
             ("step_beside_row_fetch", "rows", self.step),
             ("proxy_beside_row_fetch", "B", self.proxy),
-            ("row_fetch_beside_step", "B", self.fetch),
         ):
             at = tuple(sorted(by))
             found.append(Value(f"engine.{name}", "x", tuple(max(1.0, by[x]) for x in at), at, unit, spread, note))
@@ -68,11 +66,10 @@ def measure(bench: Bench, part: Part) -> None:
         for kind, found, by, at in (
             ("step", steps(together), factors.step, float(rows * bench.block_length)),
             ("proxy", proxies(together, apart), factors.proxy, partial_bytes(bench, rows, length)),
-            ("row_fetch", fetches(together, apart), factors.fetch, size),
         ):
             by[at] = found.longer
             spread = max(spread, found.beside.spread)
-            for timing, beside in ((found.alone, ""), (found.beside, "row fetch" if kind != "row_fetch" else "step")):
+            for timing, beside in ((found.alone, ""), (found.beside, "row fetch")):
                 columns = {"rows": rows, "bytes": size, "times_as_long": round(found.longer, 3)}
                 part.rows.append(row_of(timing, case=f"{kind}, in a run", beside=beside, **columns))
     part.values += factors.values(round(spread, 4), _NOTE.format(layers=model.shape.num_layers))
@@ -100,12 +97,6 @@ def proxies(together: Sequence[Span], apart: Sequence[Span]) -> Compared:
     """Proxies beside a fetch; that of the first layer begins a step, too."""
     alone, beside = (_chosen(spans, "proxy", lambda layer: layer > 0) for spans in (apart, together))
     return compared("proxy", alone, beside, _chosen(together, "upload"))
-
-
-def fetches(together: Sequence[Span], apart: Sequence[Span]) -> Compared:
-    """Fetches beside kernels of the main stream."""
-    kernels = [span for span in together if span.stage in ("proxy", "step_layer", "decide")]
-    return compared("row fetch", _chosen(apart, "fetch"), _chosen(together, "upload"), kernels)
 
 
 def compared(name: str, alone: Sequence[Span], beside: Sequence[Span], others: Sequence[Span]) -> Compared:

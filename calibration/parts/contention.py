@@ -91,10 +91,10 @@ def measure(bench: Bench) -> Part:
 
 
 def _beside_rows(bench: Bench, part: Part, pool: kernels.PagedKV, context: int) -> None:
-    from calibration.gpu import beside_rows, fetching_steps  # a GPU's: Triton
+    from calibration.gpu import fetch_beside_steps, fetching_steps  # a GPU's: Triton
 
     fetching_steps.measure(bench, part)
-    beside_rows.measure(bench, part, pool, context)
+    fetch_beside_steps.measure(bench, part, pool, context)
 
 
 def short_runs_beside(bench: Bench, part: Part, selecting: Work) -> Value:

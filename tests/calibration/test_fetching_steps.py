@@ -5,7 +5,7 @@ import torch
 
 from calibration.bench import Bench, Part
 from calibration.gpu import fetching_steps
-from calibration.gpu.fetching_steps import Factors, compared, fetches, proxies, steps
+from calibration.gpu.fetching_steps import Factors, compared, proxies, steps
 from calibration.timing import Plan
 from herald_exec.models import tiny
 from herald_pipeline.hardware import Engine, specs
@@ -47,21 +47,17 @@ def test_each_kind_is_held_against_what_has_nothing_beside_it():
         span("proxy", 0, 400, 0), span("proxy", 1160, 1280, 2),
         span("upload", 1000, 1290, 2),
     ]  # fmt: skip
-    apart = [span("proxy", 0, 90, 0), span("proxy", 100, 200, 1), span("fetch", 200, 430, 1)]
+    apart = [span("proxy", 0, 90, 0), span("proxy", 100, 200, 1)]
     assert steps(together).longer == pytest.approx(1.6)
     assert proxies(together, apart).longer == pytest.approx(1.2)
-    # 10 of its 290 behind the proxy; the other 220 take 280.
-    assert fetches(together, apart).longer == pytest.approx(280 / 220)
 
 
 def test_factors_are_curves_over_what_they_depend_on_with_the_engines_units():
-    factors = Factors({512.0: 1.6, 128.0: 0.97}, {2e8: 1.7, 1e8: 1.2}, {5e7: 1.19, 1.3e8: 1.0})
-    step, proxy, fetch = factors.values(0.1, "")
+    step, proxy = Factors({512.0: 1.6, 128.0: 0.97}, {2e8: 1.7, 1e8: 1.2}).values(0.1, "")
     assert (step.path, step.x, step.y) == ("engine.step_beside_row_fetch", (128.0, 512.0), (1.0, 1.6))
     assert (proxy.path, proxy.x, proxy.y) == ("engine.proxy_beside_row_fetch", (1e8, 2e8), (1.2, 1.7))
-    assert (fetch.path, fetch.x, fetch.y) == ("engine.row_fetch_beside_step", (5e7, 1.3e8), (1.19, 1.0))
     units = {name: spec.unit for name, spec in specs(Engine).items()}
-    assert all(value.unit == units[value.path.removeprefix("engine.")] for value in (step, proxy, fetch))
+    assert all(value.unit == units[value.path.removeprefix("engine.")] for value in (step, proxy))
 
 
 def test_short_runs_of_both_methods_give_every_kind_at_every_batch(monkeypatch):
@@ -72,8 +68,8 @@ def test_short_runs_of_both_methods_give_every_kind_at_every_batch(monkeypatch):
     part = Part("contention")
     fetching_steps.measure(bench, part)
     told = {(row["rows"], row["case"], row["beside"]) for row in part.rows}
-    kinds = [("step", "row fetch"), ("proxy", "row fetch"), ("row_fetch", "step")]
-    assert told == {(rows, f"{k}, in a run", b) for rows in (1, 2) for k, beside in kinds for b in ("", beside)}
+    beside = ("", "row fetch")
+    assert told == {(rows, f"{kind}, in a run", b) for rows in (1, 2) for kind in ("step", "proxy") for b in beside}
     assert all(row["bytes"] > 0 and row["samples"] > 0 for row in part.rows)
-    assert [len(value.x) for value in part.values] == [2, 2, 2]
+    assert [len(value.x) for value in part.values] == [2, 2]
     assert all(y >= 1 for value in part.values for y in value.y)
