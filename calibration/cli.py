@@ -15,7 +15,8 @@ from typing import Annotated, Any
 
 import typer
 
-from herald_pipeline.errors import ConfigError, HeraldError, check_number, raise_problems, unknown_name
+from herald_pipeline.environment import threads_problem
+from herald_pipeline.errors import ConfigError, HeraldError, raise_problems, unknown_name
 from herald_pipeline.outputs import check_file, check_folder
 
 app = typer.Typer(
@@ -63,8 +64,7 @@ def measure(
     from herald_pipeline.catalogue import resolve
     from herald_pipeline.model import KVDtype
 
-    if threads is not None:
-        raise_problems([check_number(threads, "--threads", minimum=1, integer=True)])
+    raise_problems([threads_problem(threads, "--threads")])
     if kv_dtype is not None and kv_dtype not in set(KVDtype):
         raise unknown_name("--kv-dtype", kv_dtype, KVDtype)
     if pcie is not None:

@@ -6,7 +6,6 @@ herald-exec doctor --model DIR
 """
 
 import json
-import os
 import platform
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
+from herald_pipeline.environment import usable_cores
 from herald_pipeline.errors import ConfigError, HeraldError
 from herald_pipeline.units import GIB
 
@@ -32,7 +32,7 @@ def machine_findings() -> Iterator[Finding]:
 
     from herald_exec.checkpoints.memory import available_bytes
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     yield Finding("cores", True, f"{cores} usable ({platform.machine()})")
     if cores < 2:
         yield Finding("streams", True, "one core: main and retrieval share it, so overlap brings nothing here")

@@ -15,6 +15,7 @@ import typer
 from herald_exec.footprint import require_host_memory, run_memory
 from herald_pipeline import capacity, catalogue, methods, trace
 from herald_pipeline import pipeline as pipelines
+from herald_pipeline.environment import threads_problem
 from herald_pipeline.errors import ConfigError, RunError, check_number, raise_problems
 from herald_pipeline.memory import UNLIMITED_BYTES, Memory
 from herald_pipeline.model import ModelShape
@@ -363,7 +364,7 @@ def run(
     if require_pinned and not device.startswith("cuda"):
         message = f"--require-pinned: device {device!r} has no page-locked memory; use --device cuda, or leave it out"
         raise RunError(message)
-    problems = [] if threads is None else [check_number(threads, "threads", minimum=1, integer=True)]
+    problems = [threads_problem(threads)]
     # Found now, not when the run is over.
     if commits_out is not None and (commits_out.is_dir() or not commits_out.parent.is_dir()):
         problems.append(f"cannot write the commits to {commits_out}: name a file in a folder that exists")

@@ -1,9 +1,9 @@
-"""Environment variables with our prefix: known ones by name, so that a misspelled one is refused, not ignored."""
+"""What this process has: variables with our prefix, known by name so that a misspelled one is refused, and cores."""
 
 import os
 from collections.abc import Mapping
 
-from herald_pipeline.errors import did_you_mean, raise_problems
+from herald_pipeline.errors import check_number, did_you_mean, raise_problems
 
 PREFIX = "HERALD_"
 
@@ -22,3 +22,22 @@ def check_environment(environ: Mapping[str, str] | None = None) -> None:
         for name in sorted(present)
         if name.startswith(PREFIX) and name not in KNOWN
     )
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_problem(threads: int | None, name: str = "threads") -> str | None:
+    """Problem with a number of threads: below 1, or more than there are cores; ``None`` is all.
+
+    Threads beyond the cores take turns on them: a measurement with more says nothing of a machine that has them.
+    """
+    if threads is None:
+        return None
+    cores = usable_cores()
+    problem = check_number(threads, name, minimum=1, integer=True)
+    if problem is None and threads > cores:
+        problem = f"{name} must be <= {cores}, the cores that this process may use, got {threads}; leave it out for all"
+    return problem

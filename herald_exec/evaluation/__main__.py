@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from herald_exec.evaluation import decoding_command, sliding_command
+from herald_pipeline.environment import threads_problem
 from herald_pipeline.errors import HeraldError, check_number, raise_problems
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def grid(
         plan = replace(plan, methods=tuple((methods.get(name).name, known.get(name, ())) for name in method))
     plan = replace(plan, tasks=tuple(task or plan.tasks), contexts=tuple(context or plan.contexts))
     plan = replace(plan, samples=plan.samples if samples is None else samples)
-    raise_problems([check_number(batch, "--batch", minimum=1, integer=True)])
+    raise_problems([check_number(batch, "--batch", minimum=1, integer=True), threads_problem(threads, "--threads")])
     check_plan(plan)
     loaded, material = _load(model, device)
     for row in run_grid(loaded, material, plan, batch=batch, threads=threads):

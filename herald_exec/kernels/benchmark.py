@@ -15,12 +15,25 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from herald_pipeline.errors import ConfigError, check_number, raise_problems
+from herald_pipeline.environment import threads_problem
+from herald_pipeline.errors import check_number, raise_problems
 
 from . import _core
 from .bandwidth import peak_gflops
 from .dispatch import active_tier, capabilities, set_tier, tier_index, tier_names, usable_tiers
-from .measuring import BUDGET, GROUP, HEAD_DIM, KV_HEADS, QUERIES, KernelBench, Variant, cpu_model, plan
+from .measuring import (
+    BUDGET,
+    GROUP,
+    HEAD_DIM,
+    KV_HEADS,
+    QUERIES,
+    KernelBench,
+    Say,
+    Variant,
+    cpu_model,
+    plan,
+    silent,
+)
 from .options import PHASES
 from .reference import HEAVY_SHARE
 from .selection import gather, kernel_kind, topk
@@ -187,6 +200,7 @@ def bench_kernels(
     with_torch: bool = True,
     seconds: float = 0.0,
     tunings: dict[str, Tuning] | None = None,
+    say: Say = silent,
 ) -> dict[str, Any]:
     """Measure every usable tier; the result is what ``herald-exec kernels --bench --json`` prints.
 
@@ -204,6 +218,8 @@ def bench_kernels(
         With a positive number, repetitions end when it is spent, after three at least.
     tunings
         By use of a scan (:data:`.tuning.USES`), in place of the defaults; the result says which it was.
+    say
+        Told what is measured next.
     """
     raise_problems(
         [
@@ -211,17 +227,18 @@ def bench_kernels(
             check_number(repeats, "repeats", minimum=1, maximum=1000, integer=True),
             check_number(pool_gib, "pool_gib", above=0, maximum=4096),
             check_number(seconds, "seconds", minimum=0, maximum=86400),
+            threads_problem(threads),
         ]
     )
-    if threads is not None and check_number(threads, "threads", minimum=1, integer=True):
-        raise ConfigError(str(check_number(threads, "threads", minimum=1, integer=True)))
     used = threads or _core.default_threads()
     before = active_tier()
     names = tiers or usable_tiers()
+    say(f"filling {pool_gib:g} GiB of KV")
     bench = KernelBench(context, used, pool_gib)
     try:
         variants = plan(used, names, queries, tunings)
-        ceilings = bench.measure(variants, repeats, seconds)
+        ceilings = bench.measure(variants, repeats, seconds, say)
+        say("peaks of arithmetic, top-k, gather" + (", torch's attention" if with_torch else ""))
         roofs = _roofs(names, used)
         rows = [_row(variant, context, roofs) for variant in variants]
         set_tier(names[-1])

@@ -55,7 +55,9 @@ def kernels(
             failed = any(row["problems"] for row in rows)
             _show_check(rows)
         else:
-            result = bench_kernels(context=context, threads=threads, pool_gib=pool_gib, repeats=repeats)
+            result = bench_kernels(
+                context=context, threads=threads, pool_gib=pool_gib, repeats=repeats, say=_text.print
+            )
             failed = False
             show_bench(result, _text)
         if as_json:

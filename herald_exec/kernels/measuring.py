@@ -6,6 +6,7 @@ Each repetition measures the read ceiling, then every variant once, so that a ma
 import functools
 import platform
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,12 @@ from .tuning import Tuning, use_of
 GROUP, KV_HEADS, HEAD_DIM, BUDGET = 4, 4, 128, 0.05
 QUERIES = (1, 2, 4, 8, 16, 32)
 SAMPLE_SECONDS = 0.15  # a slow variant measures fewer rows
+
+Say = Callable[[str], None]
+
+
+def silent(_: str) -> None:
+    """Progress that nobody reads."""
 
 
 @dataclass
@@ -112,11 +119,14 @@ class KernelBench:
             fewest = max(1, variant.threads // KV_HEADS)
             variant.rows = min(variant.rows, max(fewest, int(4 * SAMPLE_SECONDS / seconds)))
 
-    def measure(self, variants: list[Variant], repeats: int, seconds: float = 0.0) -> dict[int, list[float]]:
+    def measure(
+        self, variants: list[Variant], repeats: int, seconds: float = 0.0, say: Say = silent
+    ) -> dict[int, list[float]]:
         """Fill the variants' samples; returns the read ceilings per thread count, GB/s.
 
-        ``seconds`` above 0 ends the repetitions when they are spent, after three at least.
+        ``seconds`` above 0 ends the repetitions when they are spent, after three at least. ``say`` is told of each.
         """
+        say(f"sizing {len(variants)} kernels")
         for variant in variants:
             self.size(variant)
         ceilings: dict[int, list[float]] = {}
@@ -125,6 +135,7 @@ class KernelBench:
         for repeat in range(repeats):
             if seconds and repeat >= 3 and time.monotonic() > end:
                 break
+            say(f"repetition {repeat + 1} of {repeats}")
             set_tier(best)
             now = {}
             for threads in sorted({variant.threads for variant in variants}):

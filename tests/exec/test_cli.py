@@ -160,6 +160,12 @@ def test_requests_come_from_a_file_and_one_that_is_too_large_is_rejected(command
     assert result["finished"] == 2
 
 
+def test_more_threads_than_cores_are_refused_before_anything_is_loaded(command):
+    code, out, err = command(*SMALL, "--threads", "9999")
+    assert (code, out) == (2, "")
+    assert "threads must be <= " in err
+
+
 MIXED = ["run", "--model", "tiny", "--method", "herald", "--batch", "3", "--block", "8", "--steps", "2", "--json"]
 
 

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from herald_exec.kernels import checking
 from herald_exec.kernels.benchmark import bench_kernels
 from herald_exec.kernels.command import app
+from herald_pipeline.environment import usable_cores
 from herald_pipeline.errors import ConfigError
 
 runner = CliRunner()
@@ -26,6 +27,25 @@ def test_a_wrong_tier_ends_with_exit_code_one(monkeypatch):
     assert found.exit_code == 1
     assert json.loads(found.stdout)["tiers"] == wrong
     assert "differs" in found.stderr
+
+
+def test_more_threads_than_cores_are_refused_with_the_number_of_cores():
+    found = runner.invoke(app, ["--bench", "--threads", str(usable_cores() + 1)])
+    assert found.exit_code == 2
+    assert f"threads must be <= {usable_cores()}" in " ".join(found.stderr.split())
+
+
+def test_a_bench_says_on_the_way_what_it_measures():
+    said = []
+    bench_kernels(context=1024, threads=1, pool_gib=0.01, repeats=2, queries=(1,), with_torch=False, say=said.append)
+    assert said[0] == "filling 0.01 GiB of KV"
+    assert said[2:4] == ["repetition 1 of 2", "repetition 2 of 2"]
+
+
+def test_progress_of_a_bench_goes_to_stderr_and_one_object_to_stdout():
+    found = runner.invoke(app, ["--bench", "--context", "256", "--pool-gib", "0.005", "--repeats", "1", "--json"])
+    assert "repetition 1 of 1" in found.stderr
+    assert json.loads(found.stdout)["repeats"] == 1
 
 
 def test_a_small_bench_measures_what_it_says():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from herald_pipeline.environment import KNOWN, check_environment
+from herald_pipeline.environment import KNOWN, check_environment, threads_problem, usable_cores
 from herald_pipeline.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,6 +20,13 @@ def test_a_misspelled_variable_is_refused_with_the_closest():
 
 def test_known_variables_and_those_of_others_pass():
     check_environment({"HERALD_CPU": "avx2", "HERALDRY": "x", "OMP_NUM_THREADS": "1"})
+
+
+def test_as_many_threads_as_cores_pass_and_one_more_does_not():
+    cores = usable_cores()
+    assert threads_problem(None) is threads_problem(1) is threads_problem(cores) is None
+    problem = threads_problem(cores + 1, "--threads")
+    assert problem.startswith(f"--threads must be <= {cores}, the cores that this process may use, got {cores + 1}")
 
 
 def test_every_variable_that_the_code_reads_is_known():
