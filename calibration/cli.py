@@ -17,7 +17,7 @@ import typer
 
 from herald_pipeline.environment import threads_problem
 from herald_pipeline.errors import ConfigError, HeraldError, raise_problems, unknown_name
-from herald_pipeline.outputs import check_file, check_folder
+from herald_pipeline.outputs import check_ending, check_file, check_folder
 
 app = typer.Typer(
     name="calibration",
@@ -27,6 +27,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+_PROFILE = (".toml",)
 
 Model = Annotated[str, typer.Option("--model", help="Name, or the path of a config.json.")]
 Hardware = Annotated[Path, typer.Option("--hardware", help="Profile of the machine: a TOML file or a name.")]
@@ -72,6 +74,7 @@ def measure(
             raise ConfigError("--pcie states a GPU's link: it goes with --device cuda")
         read_pcie(pcie)
     if out is not None:
+        check_ending(out, _PROFILE, "a profile")
         check_file(out)
     request = Request(
         resolve(model),
@@ -106,6 +109,7 @@ def fit(
     from calibration.text import fit_text
     from herald_pipeline.catalogue import resolve
 
+    check_ending(out, _PROFILE, "a profile")
     check_file(out)
     found = fit_file(hardware, resolve(model), measured, tuple(parameter or ()), out, _command())
     _print(found.to_dict(), fit_text(found), json_)
@@ -173,6 +177,7 @@ def interventions(
     from herald_pipeline.catalogue import resolve
 
     if hardware is not None and out is not None and predictions is None:
+        check_ending(out, (".json",), "JSON")
         check_file(out)
         print(changes.predict(hardware, resolve(model), out, _command()))
         return
@@ -198,6 +203,7 @@ def transfer(
     from herald_pipeline.hardware_io import resolve
 
     if out is not None:
+        check_ending(out, _PROFILE, "a profile")
         check_file(out)
         print(blind.transfer(hardware, target, out, _command()))
         return

@@ -19,6 +19,7 @@ from herald_pipeline.environment import threads_problem
 from herald_pipeline.errors import ConfigError, RunError, check_number, raise_problems
 from herald_pipeline.memory import UNLIMITED_BYTES, Memory
 from herald_pipeline.model import ModelShape
+from herald_pipeline.outputs import check_ending
 from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.room import admission_room
 from herald_pipeline.settings import Settings, more_than_all, read_settings
@@ -369,8 +370,9 @@ def run(
     if commits_out is not None and (commits_out.is_dir() or not commits_out.parent.is_dir()):
         problems.append(f"cannot write the commits to {commits_out}: name a file in a folder that exists")
     raise_problems(problems)
+    check_ending(commits_out, (".json",), "JSON", "--commits-out")
     if trace_out is not None:
-        trace.check_writable(trace_out, "trace")
+        trace.check_trace_file(trace_out)
     # torch takes seconds to import: not for --help, nor for a misspelled option.
     methods.get(method)
     from herald_exec.execution import Options, decode

@@ -23,6 +23,44 @@ def check_folder(path: Path, option: str = "--out") -> None:
         raise ConfigError(message) from None
 
 
+# fmt: off
+_OF_FORMATS = frozenset({
+    ".csv", ".gif", ".gz", ".htm", ".html", ".jpeg", ".jpg", ".json", ".jsonl", ".md", ".ndjson", ".npy", ".npz",
+    ".parquet", ".pdf", ".png", ".pt", ".safetensors", ".svg", ".toml", ".tsv", ".txt", ".xlsx", ".xml", ".yaml",
+    ".yml", ".zip", ".zst",
+})
+# fmt: on
+"""Endings that say what a file holds; others (``run.2``, ``trace``) say nothing and contradict nothing."""
+
+
+def check_ending(path: Path | None, valid: tuple[str, ...], what: str, option: str = "--out") -> None:
+    """Refuse a name whose ending says that the file holds something else than ``what``.
+
+    Parameters
+    ----------
+    path
+        The file, or ``None``: nothing is written.
+    valid
+        Endings of what is written, ``(".json", ".json.gz")``; where the last is of ``.gz`` it is compressed.
+
+    Raises
+    ------
+    ConfigError
+        The ending is that of another format; with the valid ones.
+    """
+    if path is None:
+        return
+    ending = path.suffix.lower()
+    if ending == ".gz" and (inner := Path(path.stem).suffix.lower()) in _OF_FORMATS:
+        ending = inner + ending
+    elif ending == ".gz" and any(each.endswith(".gz") for each in valid):
+        return
+    if ending in valid or ending.removesuffix(".gz") not in {*_OF_FORMATS, ""} or not ending:
+        return
+    message = f"{option} {path}: {what} is written there, {ending} says otherwise; end its name in {' or '.join(valid)}"
+    raise ConfigError(message)
+
+
 def check_file(path: Path, option: str = "--out") -> None:
     """Make the folder of the file ``path`` and try a file in it.
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from herald_pipeline.errors import ConfigError, RunError
+from herald_pipeline.outputs import check_ending
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -164,6 +165,12 @@ def write_chrome(trace: Trace, path: Path) -> None:
     except OSError as problem:
         message = f"cannot write the trace to {path}: {problem.strerror}"
         raise RunError(message) from None
+
+
+def check_trace_file(path: Path, option: str = "--trace-out") -> None:
+    """Refuse a name that is none for a Chrome trace, or a place where no file can be, before the run."""
+    check_ending(path, (".json", ".json.gz"), "a Chrome trace", option)
+    check_writable(path, "trace")
 
 
 def check_writable(path: Path, what: str) -> None:

@@ -1,7 +1,7 @@
 """``python -m reports``: charts and the page.
 
     python -m reports build --runs runs --hardware runs/profile.toml --out report.html
-    python -m reports build --exhibits --kernels benchmarks/results/kernels_emr-16vcpu-4_32768.json --out exhibits.html
+    python -m reports build --exhibits --kernels benchmarks/results/kernels_emr-16vcpu-7_32768.json --out exhibits.html
     python -m reports build --study study.json --recall recall.json --out selection.html
     python -m reports build --decoding decoding.json --out decoding.html
     python -m reports serve --pages out/demo
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from herald_pipeline.errors import ConfigError, HeraldError
-from herald_pipeline.outputs import check_file, check_folder
+from herald_pipeline.outputs import check_ending, check_file, check_folder
 
 if TYPE_CHECKING:
     from reports.page import Section
@@ -79,6 +79,7 @@ def build(
     if kernels is not None and not exhibits:
         message = "--kernels adds measured kernels to the papers' exhibits: give --exhibits too"
         raise ConfigError(message)
+    check_ending(out, (".html", ".htm"), "an HTML page")
     check_file(out)
     if png is not None:
         check_folder(png, "--png")

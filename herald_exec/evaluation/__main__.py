@@ -21,6 +21,7 @@ import typer
 from herald_exec.evaluation import decoding_command, sliding_command
 from herald_pipeline.environment import threads_problem
 from herald_pipeline.errors import HeraldError, check_number, raise_problems
+from herald_pipeline.outputs import check_ending
 
 if TYPE_CHECKING:
     from herald_exec.models.base import BlockModel
@@ -77,6 +78,7 @@ def study(
     from herald_exec.evaluation.plan import FULL, REDUCED, check_study, read_study, run_study, study_facts
     from herald_exec.evaluation.resuming import parse_part
 
+    check_ending(out, (".jsonl", ".json"), "a JSON object a line")
     plan = REDUCED if reduced else FULL
     known = dict(plan.rules)
     rules = {name: tuple(budget or known.get(name, (0.05,))) for name in rule or known}
@@ -118,6 +120,7 @@ def steps(
     """T of every block that was decoded, as herald-sim run --steps-file reads it; prints their histogram."""
     from herald_exec.evaluation.summary import histogram, read_rows, steps_lines
 
+    check_ending(out, (".csv", ".txt"), "CSV")
     lines = steps_lines(read_rows(*results), rule, budget, task)
     out.write_text("".join(",".join(map(str, line)) + "\n" for line in lines), encoding="utf-8")
     print(json.dumps({"requests": len(lines), "histogram": histogram(lines)}))
@@ -140,6 +143,7 @@ def grid(
     from herald_exec.evaluation.grid import PLAN, REDUCED, check_plan, run_grid
     from herald_pipeline import methods
 
+    check_ending(out, (".jsonl", ".json"), "a JSON object a line")
     plan = REDUCED if reduced else PLAN
     if method:
         known = dict(plan.methods)
@@ -172,6 +176,8 @@ def recall(
     from herald_exec.evaluation.recall import RecallStudy, budget_factors, by_bucket, mean_recall
     from herald_exec.reference.tasks import draw_samples
 
+    check_ending(out, (".jsonl", ".json"), "a JSON object a line")
+    check_ending(summary, (".json",), "a JSON object", "--summary")
     raise_problems(
         [
             check_number(samples, "--samples", minimum=1, integer=True),

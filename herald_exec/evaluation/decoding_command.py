@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from herald_pipeline.errors import check_number, raise_problems
+from herald_pipeline.outputs import check_ending
 
 
 def decoding(
@@ -35,6 +36,7 @@ def decoding(
     from herald_exec.reference import NAMES, open_reference, read_shipped_material
     from herald_pipeline.errors import unknown_name
 
+    check_ending(out, (".jsonl", ".json"), "a JSON object a line")
     share = parse_part(part)
     plan = REDUCED if reduced else PLAN
     known = [name for name, _ in plan.groups]

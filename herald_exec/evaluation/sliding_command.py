@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from herald_pipeline.errors import unknown_name
+from herald_pipeline.outputs import check_ending
 
 
 def sliding(
@@ -46,6 +47,7 @@ def sliding(
     from herald_exec.evaluation.sliding_report import text
     from herald_exec.reference import NAMES, open_reference, read_shipped_material
 
+    check_ending(out, (".jsonl", ".json"), "a JSON object a line")
     plan = REDUCED if reduced else PLAN
     if slide or rule or budget:
         # A choice of its own replaces the groups: every slide with every rule.

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from herald_pipeline.errors import HeraldError, check_number, raise_problems, unknown_name
+from herald_pipeline.outputs import check_ending
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -151,6 +152,7 @@ def answers_(
     from herald_exec.reference.tasks import TASKS
     from herald_pipeline import methods
 
+    check_ending(out, (".json",), "a JSON object")
     raise_problems([check_number(samples, "--samples", minimum=1, integer=True)])
     chosen = [methods.get(name).name for name in method or ("dense", "herald")]
     checkpoint = open_reference()

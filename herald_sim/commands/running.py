@@ -78,7 +78,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Simulate one configuration, event by event."""
-    from herald_pipeline.trace import check_writable
+    from herald_pipeline.trace import check_trace_file
     from herald_sim.options import Options, resolved
     from herald_sim.simulate import simulate
     from herald_sim.text import result_text, wrapped
@@ -140,7 +140,7 @@ def run(
         },
     )
     if trace_out is not None:
-        check_writable(trace_out, "trace")
+        check_trace_file(trace_out)
     pipeline, profile = options.pipeline(), options.profile()
     workload = options.workload(pipeline.settings)
     note(*profile.warnings)

@@ -24,6 +24,7 @@ def describe(
     """The description of a method: streams, stages, edges and pools."""
     from herald_pipeline import describe as description
     from herald_pipeline.errors import check_number, raise_problems
+    from herald_pipeline.outputs import check_ending
     from herald_pipeline.trace import check_writable
     from herald_sim.options import Options
     from herald_sim.text import wrapped
@@ -34,6 +35,7 @@ def describe(
         {f"--set {text}": not text.startswith("settings.") for text in set_ or ()},
     )
     if svg is not None:
+        check_ending(svg, (".svg",), "an SVG picture", "--svg")
         check_writable(svg, "picture")
     pipeline = Options(model, method, "", block=block, budget=budget, sets=set_ or ()).pipeline()
     if svg is not None:

@@ -49,9 +49,24 @@ def test_a_missing_column_ends_with_a_message(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("measure", ()),
+        ("transfer", ("--hardware", HARDWARE)),
+        ("fit", ("--hardware", HARDWARE, "--measured", "runs.csv")),
+    ],
+)
+def test_a_profile_is_not_written_under_another_formats_name(tmp_path, command, options):
+    done = calibration(command, *options, "--out", tmp_path / "mine.json")
+    assert done.returncode == 2
+    assert "a profile is written there, .json says otherwise; end its name in .toml" in done.stderr
+
+
+@pytest.mark.parametrize(
     ("option", "value", "message"),
     [
         ("--threads", "0", "--threads must be >= 1, got 0"),
+        ("--threads", "9999", "the cores that this process may use, got 9999"),
         ("--kv-dtype", "fp4", "unknown --kv-dtype 'fp4'; did you mean 'fp8'?"),
         ("--pcie", "5x16", "goes with --device cuda"),
     ],

@@ -43,6 +43,8 @@ def refused(*arguments, code=2):
         ((*RUN[:8], "1" + "0" * 400, *RUN[9:]), "context must be below 2^64"),
         ((*RUN, "--s-max", "64"), "--s-max goes with --cache or --scheduler"),
         ((*RUN, "--trace-out", "/"), "it is a folder"),
+        ((*RUN, "--trace-out", "t.csv"), "a Chrome trace is written there, .csv says otherwise"),
+        ((*DESCRIBE, "--svg", "x.png"), "end its name in .svg"),
         ((*CEILINGS, "--block", "0"), "block must be >= 1, got 0"),
         ((*CEILINGS, "--steps", "33"), "steps must be <= 32, got 33"),
         ((*CEILINGS, "--batch", "999999999"), "batch must be <= 1048576"),

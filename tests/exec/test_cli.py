@@ -244,7 +244,12 @@ def test_a_misspelled_variable_is_refused(command, monkeypatch):
 
 @pytest.mark.parametrize(
     ("option", "value", "said"),
-    [("--commits-out", ".", "name a file in a folder that exists"), ("--threads", "0", "threads must be >= 1, got 0")],
+    [
+        ("--commits-out", ".", "name a file in a folder that exists"),
+        ("--commits-out", "c.csv", "JSON is written there, .csv says otherwise; end its name in .json"),
+        ("--trace-out", "t.svg", "end its name in .json or .json.gz"),
+        ("--threads", "0", "threads must be >= 1, got 0"),
+    ],
 )
 def test_a_place_or_a_number_that_cannot_serve_is_refused_before_the_run(command, option, value, said):
     code, out, err = command(*SMALL, option, value)

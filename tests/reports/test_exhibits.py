@@ -117,3 +117,14 @@ def test_a_folder_in_the_page_s_place_is_refused_before_anything_is_computed(tmp
         cli.main()
     assert stop.value.code == 2
     assert "it is a folder; name a file in it" in capsys.readouterr().err
+
+
+def test_a_page_s_name_with_a_picture_s_ending_is_refused_with_the_valid_ones(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["reports", "build", "--exhibits", "--out", str(tmp_path / "page.png")])
+    monkeypatch.setattr(cli, "_exhibits", lambda *_: pytest.fail("computed"))
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    assert (
+        "an HTML page is written there, .png says otherwise; end its name in .html or .htm" in capsys.readouterr().err
+    )
