@@ -51,7 +51,7 @@ class Protocol:
     """A cell of a ceiling: its name, where it was taken, and seconds of a block by the protocol.
 
     ``pool_gb_s`` is what a plain read of a kernel's pool reached, where there is one; ``peak_tflop_s`` what the
-    kernels' fastest arithmetic reached alone, the mean of before and after.
+    kernels' widest arithmetic reached alone, the mean of before and after.
     """
 
     name: str

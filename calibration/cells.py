@@ -13,7 +13,7 @@ from typing import Any
 
 from calibration.points import HELD_OUT, Point
 from calibration.runs import FIGURES, Sample
-from herald_pipeline.errors import ConfigError, check_number, raise_problems
+from herald_pipeline.errors import ConfigError, check_number, raise_problems, read_failure
 
 Say = Callable[[str], None]
 POINT_KEYS = frozenset({"T", "blocks", "budget"})
@@ -24,7 +24,7 @@ _READ_RATE = "pool_read_gb_s"
 to 159 GB/s around runs, and HERALD's selections (32K x 80) had 98 and 96, those of three others 89 to 96
 (docs/measured-on-h200.md)."""
 _ARITHMETIC = ("amx_tflop_s", "bf16_dot_tflop_s", "fma_tflop_s")
-"""The same of the kernels' fastest arithmetic: a machine has one of them."""
+"""The same of the kernels' widest arithmetic: a machine has one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,8 @@ def documents(folder: Path, pattern: str = "*.json") -> Iterator[tuple[Path, dic
             document = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, json.JSONDecodeError) as problem:
             raise ConfigError(
-                f"{path} is no JSON ({problem}); take it away, and python -m benchmarks.gpu runs its cell again"
+                f"{path} is no JSON ({read_failure(problem)}); take it away, and python -m benchmarks.gpu runs its "
+                "cell again"
             ) from None
         if isinstance(document, dict):
             yield path, document
@@ -138,7 +139,7 @@ def _dram_rates(result: dict[str, Any]) -> list[Any]:
 
 
 def arithmetic_rates(result: Mapping[str, Any]) -> list[Any]:
-    """TFLOP/s of the kernels' fastest arithmetic before and after what a cell measured; nothing where it has none."""
+    """TFLOP/s of the kernels' widest arithmetic before and after what a cell measured; nothing where it has none."""
     rates = dict(result.get("host_rates", {}))
     return next((list(rates[name]) for name in _ARITHMETIC if name in rates), [])
 

@@ -1,6 +1,6 @@
 """How far a machine's speed at the runs lies from that at calibration, and whether such runs can be judged.
 
-Two rates of the host are known beside a run: that of reading its pool's memory, and that of the kernels' fastest
+Two rates of the host are known beside a run: that of reading its pool's memory, and that of the kernels' widest
 arithmetic, which bounds runs whose selections have many queries. One query is bound by reading: arithmetic says nothing
 of its runs.
 """

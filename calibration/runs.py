@@ -58,7 +58,7 @@ class Sample:
     dram_gb_s
         Read rate of the memory of the run's pool, the mean of right before and right after, with the run's threads.
     peak_tflop_s
-        Rate of the kernels' fastest arithmetic alone, the mean of the same two times.
+        Rate of the kernels' widest arithmetic alone, the mean of the same two times.
     unsteady_peak
         How much the faster of these two is above the slower.
     """

@@ -83,7 +83,7 @@ class Gpu:
 class Cpu:
     """The processor that selects; ``cores`` and ``threads`` describe, the rate of attention is priced.
 
-    ``peak_tflop_s`` is what the kernels' fastest arithmetic reached alone while selections were measured. It prices
+    ``peak_tflop_s`` is what the kernels' widest arithmetic reached alone while selections were measured. It prices
     nothing: a virtual machine's matrix units change their rate within minutes, and a run's is held against it.
     """
 

@@ -26,7 +26,7 @@ def _selects(pipeline: Pipeline) -> bool:
 
 
 def host_rates(pipeline: Pipeline, threads: int | None, layers: Sequence[float] = ()) -> dict[str, float]:
-    """DRAM's read rate and the kernels' fastest arithmetic with so many threads; nothing where no CPU selects.
+    """DRAM's read rate and the kernels' widest arithmetic with so many threads; nothing where no CPU selects.
 
     ``layers`` are of :func:`pool_layers`: ``pool_read_gb_s`` is the rate of reading them all.
     """
@@ -39,8 +39,8 @@ def host_rates(pipeline: Pipeline, threads: int | None, layers: Sequence[float] 
 
 
 def arithmetic(threads: int | None) -> dict[str, float]:
-    """The rate of the kernels' fastest arithmetic, named by its unit."""
-    fastest = kernels.fastest_tflop_s(threads)
+    """The rate of the kernels' widest arithmetic, named by its unit."""
+    fastest = kernels.widest_unit_tflop_s(threads)
     return {} if fastest is None else {f"{fastest[0]}_tflop_s": fastest[1]}
 
 

@@ -9,7 +9,7 @@ Where a pool lies in memory decides up to a tenth of the time, whatever reads it
 third: the layers of a run's 107 GB were scanned at 82 to 127 GB/s. So on a server calls go round places at even
 distances in most of host memory (:mod:`calibration.host_pool`), and the median is that of these. The raw table has the
 largest selection and a plain read of every place, which tells whether a read shows what place does to a scan. What
-many queries are bound by moves as well: the rate of the fastest arithmetic alone is taken before and after all of them.
+many queries are bound by moves as well: the rate of the widest arithmetic alone is taken before and after all of them.
 """
 
 import statistics
@@ -158,11 +158,11 @@ def _pool(bench: Bench) -> Iterator[tuple[kernels.PagedKV, Sequence[int]]]:
 
 
 def _arithmetic(bench: Bench) -> tuple[str, float] | None:
-    """Unit and TFLOP/s of the kernels' fastest arithmetic now, on a server."""
+    """Unit and TFLOP/s of the kernels' widest arithmetic now, on a server."""
     if not bench.on_cuda:
         return None
     with pinned(bench.retrieval_cores):
-        return kernels.fastest_tflop_s(bench.retrieval_threads)
+        return kernels.widest_unit_tflop_s(bench.retrieval_threads)
 
 
 def _of_threads(points: Sequence[Point], largest: Point) -> Point:

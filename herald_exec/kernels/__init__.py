@@ -24,7 +24,14 @@ except ImportError as error:
     raise ImportError(_message) from error
 
 from . import reference
-from .bandwidth import fastest_tflop_s, kept_read_gb_s, memcpy_gb_s, peak_gflops, pool_read_gb_s, read_bandwidth_gb_s
+from .bandwidth import (
+    kept_read_gb_s,
+    memcpy_gb_s,
+    peak_gflops,
+    pool_read_gb_s,
+    read_bandwidth_gb_s,
+    widest_unit_tflop_s,
+)
 from .dispatch import active_tier, capabilities, set_tier, tier_names, usable_tiers
 from .elements import as_storage, from_float32, storage_dtype, to_float32
 from .int8_keys import Int8Keys
@@ -48,7 +55,6 @@ __all__ = [
     "capabilities",
     "default_gather_tuning",
     "default_tuning",
-    "fastest_tflop_s",
     "from_float32",
     "gather",
     "kept_read_gb_s",
@@ -65,4 +71,5 @@ __all__ = [
     "to_float32",
     "topk",
     "usable_tiers",
+    "widest_unit_tflop_s",
 ]

@@ -65,8 +65,8 @@ def peak_gflops(unit: str, threads: int | None = None) -> float | None:
     return _core.peak_flops(tier_index(), _PEAKS[unit], check_threads(threads)) / 1e9 or None
 
 
-def fastest_tflop_s(threads: int | None = None) -> tuple[str, float] | None:
-    """Name and measured TFLOP/s of the active tier's fastest arithmetic, which selections of many queries use."""
+def widest_unit_tflop_s(threads: int | None = None) -> tuple[str, float] | None:
+    """Name and measured TFLOP/s of the active tier's widest arithmetic, which selections of many queries use."""
     for unit in ("amx", "bf16_dot", "fma"):
         peak = peak_gflops(unit, threads)
         if peak is not None:

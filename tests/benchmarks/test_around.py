@@ -5,7 +5,7 @@ import pytest
 from benchmarks.gpu import around as module
 from benchmarks.gpu.around import around, host_rates, pool_layers
 from herald_exec import kernels
-from herald_exec.kernels import kept
+from herald_exec.kernels import bandwidth, kept
 from herald_exec.models import tiny
 from herald_pipeline.pipeline import build
 
@@ -55,3 +55,22 @@ def test_the_layers_of_a_pool_are_read_where_a_sweep_keeps_its_memory(monkeypatc
         # A pool that is not there whole is not read; where no CPU selects, none is.
         assert pool_layers(pipeline, 2 * num_bytes, threads=1) == []
         assert pool_layers(build(tiny().shape, "dense"), num_bytes, threads=1) == []
+
+
+@pytest.mark.parametrize(
+    ("rates", "expected"),
+    [
+        ({"fma": 2000.0}, ("fma", 2.0)),
+        ({"fma": 2000.0, "bf16_dot": 1200.0}, ("bf16_dot", 1.2)),
+        ({"fma": 2000.0, "bf16_dot": 1200.0, "amx": 26000.0}, ("amx", 26.0)),
+        ({}, None),
+    ],
+)
+def test_the_fastest_arithmetic_is_the_widest_unit_that_the_kernels_have(monkeypatch, rates, expected):
+    monkeypatch.setattr(bandwidth, "peak_gflops", lambda unit, threads: rates.get(unit))
+    assert kernels.widest_unit_tflop_s(1) == expected
+
+
+def test_arithmetic_is_named_by_its_unit():
+    (name,) = module.arithmetic(1)
+    assert name in ("amx_tflop_s", "bf16_dot_tflop_s", "fma_tflop_s")

@@ -132,7 +132,7 @@ def test_each_place_is_scanned_and_read(bench):
 def test_the_arithmetic_beside_selections_is_the_mean_of_before_and_after(bench, monkeypatch):
     bench.found["machine.dram.read_gb_s"] = parts.get("dram")(bench).values[0].y
     rates = iter([("amx", 20.0), ("amx", 30.0)])
-    monkeypatch.setattr("calibration.parts.selection.kernels.fastest_tflop_s", lambda threads: next(rates))
+    monkeypatch.setattr("calibration.parts.selection.kernels.widest_unit_tflop_s", lambda threads: next(rates))
     part = parts.get("selection")(bench)
     (peak,) = (value for value in part.values if value.path == "machine.cpu.peak_tflop_s")
     assert (peak.y, peak.unit) == (25.0, "TFLOP/s")
