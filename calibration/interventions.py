@@ -20,7 +20,7 @@ from calibration.points import Point
 from calibration.reconcile import predictor
 from calibration.runs import Sample
 from herald_pipeline import hardware_io
-from herald_pipeline.errors import ConfigError
+from herald_pipeline.errors import ConfigError, read_failure
 from herald_pipeline.model import ModelShape
 
 Say = Callable[[str], None]
@@ -152,7 +152,7 @@ def compare(predictions: Path, measured: Path, say: Say) -> dict[str, Any]:
             for side in ("base", "changed"):
                 _match(_point(change[side]["point"]))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as problem:
-        why = f"it lacks {problem}" if isinstance(problem, KeyError) else problem
+        why = f"it lacks {problem.args[0]!r}" if isinstance(problem, KeyError) else read_failure(problem)
         raise ConfigError(f"{predictions} holds no predictions ({why}); --hardware and --out write them") from None
     runs = {_match(sample.point): sample for sample in read_cells(measured, document["model"], say)}
     rows = [_row(change, runs) for change in changes]

@@ -11,7 +11,7 @@ import tomli_w
 
 from calibration.bench import Part, Row, Value
 from herald_pipeline import hardware_io
-from herald_pipeline.errors import ConfigError
+from herald_pipeline.errors import ConfigError, read_failure
 
 ENGINE = "herald-exec"
 
@@ -86,7 +86,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path} is not a readable TOML profile: {error}") from None
+        raise ConfigError(f"{path} is not a readable TOML profile: {read_failure(error)}") from None
 
 
 def template() -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from calibration import profile_file
 from calibration.bench import Bench
-from herald_pipeline.errors import ConfigError
+from herald_pipeline.errors import ConfigError, read_failure
 
 _SUFFIX = ".incomplete"
 _PROGRESS = "progress.json"
@@ -78,7 +78,7 @@ def found(so_far: Path, options: dict[str, Any], only: Sequence[str]) -> Progres
         kept.tables = {name: {float(x): y for x, y in table.items()} for name, table in kept.tables.items()}
     except (OSError, UnicodeDecodeError, ValueError, TypeError, AttributeError) as problem:
         raise ConfigError(
-            f"{file} is not a measurement's progress ({problem}); delete {so_far} to begin anew"
+            f"{file} is not a measurement's progress ({read_failure(problem)}); delete {so_far} to begin anew"
         ) from None
     if differences(kept.options, options):
         return None

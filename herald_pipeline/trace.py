@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from herald_pipeline.errors import ConfigError, RunError
+from herald_pipeline.errors import ConfigError, RunError, read_failure
 from herald_pipeline.outputs import check_ending
 
 if TYPE_CHECKING:
@@ -183,15 +183,15 @@ def check_writable(path: Path, what: str) -> None:
 
 def read_chrome(path: Path) -> Trace:
     """Read back what :func:`write_chrome` wrote."""
-    raw = path.read_bytes()
     try:
+        raw = path.read_bytes()
         document = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
         other = dict(document["otherData"])
         events: Iterable[dict[str, Any]] = document["traceEvents"]
         if other.pop("schema") != SCHEMA:
             raise KeyError("schema")
     except (ValueError, KeyError, TypeError, OSError) as problem:
-        raise RunError(f"{path} is not a {SCHEMA} file ({problem}); write one with --trace-out") from None
+        raise RunError(f"{path} is not a {SCHEMA} file ({read_failure(problem)}); write one with --trace-out") from None
     trace = Trace(other.pop("source"), other)
     for event in events:
         if event["ph"] == "X":

@@ -16,7 +16,7 @@ import numpy as np
 from herald_pipeline.decoding.caches import CacheRule
 from herald_pipeline.decoding.schedulers import BlockState, Scheduler
 from herald_pipeline.decoding.statistics import RoundRecord, record_round
-from herald_pipeline.errors import ConfigError
+from herald_pipeline.errors import ConfigError, read_failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def read_recordings(path: str | Path, **conditions: str) -> list[Recording]:
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        message = f"commits file {path}: {error}"
+        message = f"commits file {path} cannot be read: {read_failure(error)}"
         raise ConfigError(message) from None
     rows = data.get("rows") if isinstance(data, dict) else data
     if not isinstance(rows, list):

@@ -308,7 +308,7 @@ def dask_workers(address: str) -> Workers:
     try:
         client = cluster.Client(address, timeout="10s", set_as_default=False)
     except (OSError, ValueError) as problem:
-        message = f"no dask scheduler at {address}: {problem}"
+        message = f"no dask scheduler at {address}: {read_failure(problem)}"
         raise ConfigError(message) from None
 
     @contextmanager

@@ -21,7 +21,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from herald_pipeline import catalogue, hardware_io, methods
-from herald_pipeline.errors import ConfigError, HeraldError, check_number, raise_problems
+from herald_pipeline.errors import ConfigError, HeraldError, check_number, raise_problems, read_failure
 from herald_pipeline.model import Attention
 from herald_sim.options import Options
 from herald_sim.simulate import simulate
@@ -258,5 +258,5 @@ def open_server(port: int, pages: Path | None = None) -> ThreadingHTTPServer:
     try:
         return ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, pages=pages))
     except (OSError, OverflowError) as problem:
-        message = f"--port {port} cannot be used ({problem}); take another one, or 0 for any free one"
+        message = f"--port {port} cannot be used ({read_failure(problem)}); take another one, or 0 for any free one"
         raise ConfigError(message) from None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from herald_exec.checkpoints.tokenizer import TextTokenizer
-from herald_pipeline.errors import ConfigError, check_number, raise_problems, unknown_name
+from herald_pipeline.errors import ConfigError, check_number, raise_problems, read_failure, unknown_name
 from herald_pipeline.model import ModelShape
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -92,8 +92,8 @@ def read_items(path: Path, tokenizer: TextTokenizer | None = None) -> list[Item]
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        message = f"prompts file {path}: {error.strerror or error}"
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"prompts file {path} cannot be read: {read_failure(error)}"
         raise ConfigError(message) from None
     items = []
     for number, line in enumerate(lines, start=1):

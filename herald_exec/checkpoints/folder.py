@@ -15,7 +15,7 @@ from herald_exec.checkpoints.shards import StoredTensor, read_shard, stored_tens
 from herald_exec.models.base import BlockModel
 from herald_exec.models.weights import empty_weights
 from herald_pipeline import catalogue
-from herald_pipeline.errors import ConfigError
+from herald_pipeline.errors import ConfigError, read_failure
 from herald_pipeline.model import ModelShape
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -79,7 +79,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        message = f"{path} is not readable as JSON: {error}; download it again"
+        message = f"{path} is not readable as JSON: {read_failure(error)}; download it again"
         raise ConfigError(message) from None
     if not isinstance(content, dict):
         message = f"{path} must hold a JSON object, got {type(content).__name__}"

@@ -13,7 +13,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from herald_pipeline.errors import ConfigError
+from herald_pipeline.errors import ConfigError, read_failure
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -58,7 +58,10 @@ def _weight_map(folder: Path) -> dict[str, str] | None:
     try:
         content: Any = json.loads(index.read_text(encoding="utf-8"))
         weight_map = content["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
+        message = f"{index} is not readable as JSON: {read_failure(error)}; download the file again"
+        raise ConfigError(message) from None
+    except (KeyError, TypeError) as error:
         message = f"{index} holds no weight_map ({error!r}); download the file again"
         raise ConfigError(message) from None
     if not isinstance(weight_map, dict) or not weight_map:
@@ -94,7 +97,8 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
             header = _read_header(shard)
         except (SafetensorError, OSError) as error:
             problems.append(
-                f"{shard} is damaged or cut short ({shard.stat().st_size:,} bytes: {error}); download it again"
+                f"{shard} is damaged or cut short ({shard.stat().st_size:,} bytes: {read_failure(error)}); "
+                "download it again"
             )
             continue
         absent = [name for name, where in (weight_map or {}).items() if where == shard.name and name not in header]

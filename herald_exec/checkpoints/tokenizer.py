@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 
 from herald_exec.checkpoints.chat import Message, compile_template
-from herald_pipeline.errors import ConfigError
+from herald_pipeline.errors import ConfigError, read_failure
 
 # How Qwen2's byte-level BPE cuts text before merging; part of the format, as the vocabulary is.
 _QWEN2_SPLIT = (
@@ -131,7 +131,7 @@ def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        message = f"{path} is not readable as JSON: {error}; download it again"
+        message = f"{path} is not readable as JSON: {read_failure(error)}; download it again"
         raise ConfigError(message) from None
 
 

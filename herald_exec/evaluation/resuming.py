@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from herald_exec.models.base import BlockModel
-from herald_pipeline.errors import ConfigError
+from herald_pipeline.errors import ConfigError, read_failure
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -73,7 +73,7 @@ def read_lines(path: Path) -> list[Any]:
         content = path.read_bytes()
         lines = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8").splitlines()
     except (OSError, EOFError, ValueError) as error:
-        message = f"{path} cannot be read as JSON lines: {error}"
+        message = f"{path} cannot be read as JSON lines: {read_failure(error)}"
         raise ConfigError(message) from None
     return [_parsed(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
 

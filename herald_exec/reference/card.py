@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from herald_pipeline.errors import ConfigError
+from herald_pipeline.errors import ConfigError, read_failure
 
 T_CONTEXT = 4096
 
@@ -17,7 +17,7 @@ def read_cells(folder: Path) -> list[dict[str, Any]]:
     try:
         cells: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        message = f"{path} cannot be read: {error}; python -m herald_exec.reference train writes it"
+        message = f"{path} cannot be read: {read_failure(error)}; python -m herald_exec.reference train writes it"
         raise ConfigError(message) from None
     if not cells:
         message = f"{path} holds no cells: the evaluation had no time; raise train's --evaluate-s"

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from herald_exec.reference.corpus import Document
 from herald_exec.reference.vocabulary import Encoder
-from herald_pipeline.errors import ConfigError
+from herald_pipeline.errors import ConfigError, read_failure
 
 _ARRAYS = ("tokens", "starts", "sources")
 
@@ -74,6 +74,6 @@ def read_filler(path: Path) -> Filler:
         message = f"{path} does not exist; make it with: python -m herald_exec.reference generate-data"
         raise ConfigError(message) from None
     except (OSError, ValueError, KeyError) as error:
-        message = f"{path} holds no filler text ({error}); make it again with generate-data"
+        message = f"{path} holds no filler text ({read_failure(error)}); make it again with generate-data"
         raise ConfigError(message) from None
     return Filler(**arrays)

@@ -1,6 +1,9 @@
 """Messages at the border."""
 
+import ast
 import math
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -70,3 +73,35 @@ def test_a_problem_that_two_rules_find_is_said_once():
     with pytest.raises(ConfigError) as found:
         raise_problems(["budget must be <= 1, got 7.0", None, "budget must be <= 1, got 7.0"])
     assert found.value.problems == ["budget must be <= 1, got 7.0"]
+
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("herald_pipeline", "herald_sim", "herald_exec", "calibration", "reports")
+
+
+def bare_errors(source: str) -> Iterator[int]:
+    """Lines of handlers of ``OSError`` whose messages hold the error as it is: ``[Errno 2] ...``."""
+    for handler in ast.walk(ast.parse(source)):
+        if not isinstance(handler, ast.ExceptHandler) or handler.type is None or handler.name is None:
+            continue
+        if any(isinstance(node, ast.Name) and node.id == "OSError" for node in ast.walk(handler.type)):
+            for node in ast.walk(handler):
+                bare = isinstance(node, ast.FormattedValue) and isinstance(node.value, ast.Name)
+                if bare and node.value.id == handler.name:
+                    yield node.lineno
+
+
+def test_a_bare_error_in_a_message_is_found() -> None:
+    source = "try:\n    f()\nexcept (OSError, ValueError) as e:\n    raise X(f'{p}: {HOW}') from None\n"
+    assert list(bare_errors(source.replace("HOW", "e"))) == [4]
+    assert list(bare_errors(source.replace("HOW", "read_failure(e)"))) == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_message_shows_the_number_of_a_system_error(package: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for line in bare_errors(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []

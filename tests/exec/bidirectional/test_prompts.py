@@ -37,10 +37,16 @@ def test_a_line_that_is_no_prompt_is_named(tmp_path, line, message):
 
 
 def test_a_missing_and_an_empty_file_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"prompts file .*: No such file"):
+    with pytest.raises(ConfigError, match=r"prompts file .*none.jsonl cannot be read: no such file or directory$"):
         read_items(tmp_path / "none.jsonl")
     with pytest.raises(ConfigError, match="holds no prompt"):
         read_items(write(tmp_path, ""))
+
+
+def test_a_file_that_holds_no_text_is_refused_in_words(tmp_path):
+    (tmp_path / "photo.jsonl").write_bytes(bytes([0xFF, 0xD8, 0xFF]))
+    with pytest.raises(ConfigError, match="cannot be read: it holds no UTF-8 text"):
+        read_items(tmp_path / "photo.jsonl")
 
 
 def test_answers_in_ids_are_compared_whole_without_end_tokens():

@@ -70,6 +70,12 @@ def test_truncated_shard(make_folder, keep):
 def test_index_that_is_no_json(make_folder):
     folder, _, _ = make_folder("dream")
     (folder / INDEX_FILE).write_text("<html>")
+    assert "is not readable as JSON" in message_of(folder)
+
+
+def test_index_without_a_weight_map(make_folder):
+    folder, _, _ = make_folder("dream")
+    (folder / INDEX_FILE).write_text("{}")
     assert "holds no weight_map" in message_of(folder)
 
 

@@ -91,6 +91,11 @@ def test_a_file_of_other_weights_is_refused(rows, tmp_path):
         read_study(path, study_facts(other, PLAN))
 
 
+def test_a_folder_in_the_place_of_a_file_is_refused_in_words(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot be read as JSON lines: is a directory$"):
+        read_rows(tmp_path)
+
+
 def test_a_file_of_something_else_is_refused(model, tmp_path):
     path = write(tmp_path / "study.jsonl", [{"rule": "dense"}])
     with pytest.raises(ConfigError, match="line 1 is no cell"):
