@@ -18,6 +18,7 @@ MODULES = (
     "herald_pipeline/scheduling/program.py",
     "herald_pipeline/scheduling/rows.py",
     "herald_pipeline/scheduling/wiring.py",
+    "herald_sim/beside_fetches.py",
     "herald_sim/pricing.py",
     "herald_sim/resources.py",
     "herald_sim/runner.py",

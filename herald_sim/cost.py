@@ -6,85 +6,16 @@ one another on the GPU, and flows that share rates. Floats end here.
 
 import math
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass
-from typing import Literal
 
 from herald_pipeline.hardware import known
 from herald_pipeline.pipeline import Pipeline
-from herald_pipeline.stages import SELECTIONS, LaunchShape, Op, OpKind, Repeat, Stage, Template, Work
-from herald_sim.op_times import NS_PER_US, ROW_BY_ROW, OpTimes, optional
+from herald_pipeline.stages import LaunchShape, Op, OpKind, Repeat, Stage, Work
+from herald_sim.flows import MOVES, Flows
+from herald_sim.op_times import NS_PER_US, ROW_BY_ROW, optional
+from herald_sim.phases import D2H, H2D, Cost, Flow, Kernels, Phase
 
-DRAM, H2D, D2H, DUPLEX = "dram", "h2d", "d2h", "duplex"
-RETRIEVAL_CORES = "retrieval cores"
-FIRST = "goes first"
-"""Among a flow's uses: it takes what it needs of its rates before flows without it do."""
 _PASS = frozenset({"project", "finish", "exact_layer"})
 """Actions of a selection pass on the device: launched layer by layer, in whichever stream."""
-SCAN = "scan"
-"""Among a flow's uses: it is a selection's pass over the KV."""
-KERNELS = "kernels"
-"""In place of a flow's uses: kernels are under way on the GPU (:meth:`~herald_sim.resources.SharedRates.mark`)."""
-BESIDE = "beside "
-"""Before such a name, with a speed: the flow is no faster while one with that name is under way."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Kernels:
-    """Work on the GPU: ``total_ns`` alone, as kernels between which another stream's kernels can run.
-
-    ``kernel_ns`` is the mean time of one. ``wait_ns`` is what another stream's kernel waits for, in which long kernels
-    count for more: the power mean of order 3. The kernel that a random moment falls into would be the mean over time,
-    which comes near it but gets longer if only short kernels get shorter; this one never does. Where the profile says
-    how long a thread block runs, no kernel counts for more than that: a priority stream's kernel gets its place then.
-    All of it takes ``beside_fetch`` times as long while a fetch holds multiprocessors (:attr:`Flow.holds_gpu`).
-    """
-
-    total_ns: int
-    kernel_ns: float
-    wait_ns: float
-    beside_fetch: float = 1.0
-    on_gpu: Literal[True] = True
-
-
-Uses = tuple[tuple[str, float], ...]
-"""Shared rates by name, and the share of each that a flow takes at full speed."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Flow:
-    """Work that moves bytes: ``total_ns`` alone; ``uses`` says which share of each shared rate it takes then.
-
-    ``holds_gpu``: programs of the device do it, which keep multiprocessors from kernels meanwhile.
-    """
-
-    total_ns: int
-    uses: Uses
-    holds_gpu: bool = False
-    on_gpu: Literal[False] = False
-
-
-Phase = Kernels | Flow
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Cost:
-    """Phases of a launch, one after another; with the bytes of its resource and its FLOPs, and bytes per link."""
-
-    phases: tuple[Phase, ...]
-    num_bytes: float
-    flops: float
-    h2d_bytes: float = 0.0
-    d2h_bytes: float = 0.0
-    dram_bytes: float = 0.0
-
-    @property
-    def total_ns(self) -> int:
-        """Time of the launch when nothing else runs."""
-        return sum(phase.total_ns for phase in self.phases)
-
-
-_MOVES = SELECTIONS | {OpKind.GATHER, OpKind.GATHER_FUSED, OpKind.COPY}
-"""Ops that move bytes of host memory or the link; all others are kernels."""
 
 
 def needs(pipeline: Pipeline) -> frozenset[str]:
@@ -103,20 +34,12 @@ def needs(pipeline: Pipeline) -> frozenset[str]:
     return frozenset(found)
 
 
-def _scans(template: Template) -> frozenset[OpKind]:
-    """The ops that take a share of host memory's rate: of those that occur, the ones that read most."""
-    actions = {stage.action for stage in template.stages() if stage.resource == "cpu"}
-    if "select" in actions:
-        return SELECTIONS
-    return frozenset({OpKind.GATHER if actions else OpKind.COPY})
-
-
-class CostModel(OpTimes):
+class CostModel(Flows):
     """Prices of launches, for one pipeline on one profile."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        machine, engine = self.profile.machine, self.profile.engine
+        engine = self.profile.engine
         self._layer_ns = known(engine.layer_overhead_us).peak * NS_PER_US
         self._wait_share = 1.0 if engine.turn_wait_share is None else engine.turn_wait_share.peak
         own = engine.retrieval_layer_overhead_us
@@ -127,21 +50,13 @@ class CostModel(OpTimes):
         self._block_ns = math.inf if timed or engine.block_us is None else engine.block_us.peak * NS_PER_US
         self._stage_ns = optional(engine.stage_overhead_us) * NS_PER_US
         self._acceptance_ns = optional(engine.acceptance_us) * NS_PER_US
-        # Without a GPU, cores play it: some for the main stream, the others for retrieval and every copy.
-        self._emulated = machine.gpu.emulated
         self._kernels = max(1, round(known(engine.kernels_per_layer).peak))
         retrieval = engine.retrieval_kernels_per_layer
         self._retrieval_kernels = optional(retrieval) or self._kernels
-        self._duplex = optional(machine.link.duplex_gb_s)
-        self._scans = _scans(self.pipeline.template)
-        self._small = {stream.name for stream in self.pipeline.template.streams if stream.high_priority}
         template = self.pipeline.template
         begins = template.first_step > 0 and engine.first_step_experts_share is not None  # the head holds step 0
         self._first_steps = {stage.name for section in template.head if begins for stage in section.stages}
-        self.fetches_hold_gpu = self._slows_steps()
-        """Whether kernels take longer while rows are fetched: what contends for the GPU is more than kernels then."""
         self._classes: dict[str, Mapping[int | None, int]] = {}
-        self._uses: dict[Uses, Uses] = {}
 
     def layer_classes(self, stage: Stage, shape: LaunchShape) -> Mapping[int | None, int]:
         """Layers of ``stage`` -> a number that layers of equal work share; worked out once, for the first shape."""
@@ -163,7 +78,7 @@ class CostModel(OpTimes):
         for repeat in work:
             count = repeat.count
             for op in repeat.ops:
-                if op.kind in _MOVES:
+                if op.kind in MOVES:
                     flops += count * op.cpu_flops
                     h2d += count * op.h2d_bytes
                     d2h += count * op.d2h_bytes
@@ -173,34 +88,6 @@ class CostModel(OpTimes):
                     hbm += count * op.hbm_bytes
         num_bytes = {"gpu": hbm, "cpu": dram, "h2d": h2d, "d2h": d2h}[stage.resource]
         return Cost(self._phases(stage, work), num_bytes, flops, h2d, d2h, dram)
-
-    def _slows_steps(self) -> bool:
-        """Whether the profile says what row fetches and kernels cost each other, and the former go first here."""
-        engine = self._engine
-        own = (engine.step_beside_row_fetch, engine.proxy_beside_row_fetch, engine.row_fetch_beside_step)
-        stated = any(quantity is not None for quantity in own)
-        fetching = (stage for stage in self.pipeline.template.stages() if stage.action == "fetch_rows")
-        return stated and not self._emulated and any(stage.stream in self._small for stage in fetching)
-
-    def _beside_fetch(self, work: Work) -> float:
-        """How many times as long a launch's kernels take while rows are fetched."""
-        engine, ops = self._engine, [op for repeat in work for op in repeat.ops if op.kind not in _MOVES]
-        scores = [op for op in ops if op.kind is OpKind.PROXY]
-        if scores and engine.proxy_beside_row_fetch is not None:
-            longer = self._read("proxy_beside_row_fetch", engine.proxy_beside_row_fetch, scores[0].hbm_bytes)
-        elif ops and engine.step_beside_row_fetch is not None:
-            longer = self._read("step_beside_row_fetch", engine.step_beside_row_fetch, ops[0].tokens)
-        else:
-            longer = 1.0
-        return max(1.0, longer)
-
-    def _holding(self, flow: Flow, op: Op) -> Flow:
-        """A fetch by programs of the device, which run beside kernels."""
-        uses, longer = flow.uses, self._engine.row_fetch_beside_step
-        if longer is not None:
-            speed = 1.0 / max(1.0, self._read("row_fetch_beside_step", longer, op.h2d_bytes))
-            uses = self._one_object((*uses, (BESIDE + KERNELS, round(speed, 9))))
-        return Flow(flow.total_ns, uses, holds_gpu=True)
 
     # Phases ----------------------------------------------------------------------------------------------------------
 
@@ -226,7 +113,7 @@ class CostModel(OpTimes):
                 kind = op.kind
                 if exchanges:
                     layer_ns += self._exchange_ns(op)
-                if kind in _MOVES:
+                if kind in MOVES:
                     if kinds:
                         segments.append(self._layer_segment(layer_ns, kinds, small, own, 1))
                         layer_ns, kinds = 0.0, set()
@@ -268,7 +155,7 @@ class CostModel(OpTimes):
         ops = [op for repeat in work for op in repeat.ops]
         if stage.resource == H2D:
             return all(op.layout in ROW_BY_ROW for op in ops)
-        return stage.resource == "gpu" and not own and not any(op.kind in _MOVES for op in ops)
+        return stage.resource == "gpu" and not own and not any(op.kind in MOVES for op in ops)
 
     def _exchange_ns(self, op: Op) -> float:
         """What handing a layer's queries to the CPU, or taking its outputs, costs the main stream besides its ops."""
@@ -295,14 +182,6 @@ class CostModel(OpTimes):
     def _whole_ns(self, time: float) -> int:
         """Whole nanoseconds; fast mode prices all blocks at once and overrides it."""
         return round(time)
-
-    def _beside_scan(self, name: str, num_bytes: float, share: float = 1.0) -> Uses:
-        """How much slower a flow is beside a scan, of which ``share`` of its time is as much longer as measured."""
-        quantity = getattr(self._engine, name)
-        if quantity is None or self._emulated:
-            return ()
-        longer = 1.0 + (self._read(name, quantity, num_bytes) - 1.0) * share
-        return ((BESIDE + SCAN, min(1.0, round(1.0 / longer, 9))),)
 
     def _has_own_cost(self, stage: Stage, small: bool) -> bool:
         """Whether the profile states the fixed cost of a selection pass's stages for this one.
@@ -336,57 +215,6 @@ class CostModel(OpTimes):
         halves = (OpKind.QKV in kinds) + (OpKind.OUTPUT in kinds or OpKind.FFN in kinds)
         return max(1, round(self._retrieval_kernels * max(halves, 1) / 2))
 
-    def _flow(self, op: Op, beside_kernels: bool) -> Flow:
-        """Time alone of an op that moves bytes, and the shares of the rates that it takes then.
-
-        What a stage of the GPU exchanges with the host (queries, outputs) does not queue behind copies of a pool. Of
-        host memory only one stage of a run takes a share, which replicas on a host compete with: what runs beside it is
-        in its time (:attr:`~herald_pipeline.stages.Op.beside_copy_bytes`).
-        """
-        time = self._flow_ns(op)
-        if not time:
-            return Flow(0, ())
-        read = self.profile.machine.dram.read_gb_s
-        uses: list[tuple[str, float]] = []
-        if op.h2d_bytes:
-            uses.append((H2D, 1.0))
-        if op.d2h_bytes:
-            uses.append((D2H, 1.0))
-        if uses and self._duplex:
-            uses.append((DUPLEX, _share((op.h2d_bytes + op.d2h_bytes) / time, self._duplex)))
-        if read is not None and op.kind in self._scans:
-            moved = op.dram_bytes + op.beside_copy_bytes + op.beside_gather_bytes
-            uses.append((DRAM, _share(moved / time, read.peak)))
-        if uses and beside_kernels and not self._emulated:
-            uses.append((FIRST, 0.0))
-        elif op.kind in SELECTIONS:
-            uses.append((SCAN, 0.0))
-        else:
-            uses += self._slower(op, time)
-        return Flow(round(time), self._one_object(tuple(uses)))
-
-    def _slower(self, op: Op, time: float) -> Uses:
-        """What a scan makes of an op that moves bytes; a gather's fixed cost is no longer for it."""
-        if op.kind is OpKind.GATHER_FUSED:
-            return ()  # the scan's own workers
-        if op.kind is OpKind.GATHER:
-            rate = known(self.profile.machine.dram.read_gb_s).peak
-            share = self._read("gather_dram_efficiency", self._engine.gather_dram_efficiency, op.dram_bytes)
-            return self._beside_scan("gather_beside_scan", op.dram_bytes, op.dram_bytes / (rate * share) / time)
-        if op.d2h_bytes:
-            return self._beside_scan("down_beside_scan", op.d2h_bytes)
-        by_row = op.layout in ROW_BY_ROW
-        return self._beside_scan("row_fetch_beside_scan" if by_row else "copy_beside_scan", op.h2d_bytes)
-
-    def _one_object(self, uses: Uses) -> Uses:
-        """The same object for equal uses: the shared rates know a mix of flows by the identities of their uses."""
-        return self._uses.setdefault(uses, uses)
-
-    def _on_retrieval_cores(self, phase: Phase) -> Phase:
-        """The phase without a GPU and its copy engines: retrieval's kernels, selection and copies take turns."""
-        other = () if isinstance(phase, Kernels) else phase.uses
-        return Flow(phase.total_ns, self._one_object((*other, (RETRIEVAL_CORES, 1.0))))
-
     def _close(self, phases: list[Phase], segments: list[tuple[float, int]], beside_fetch: float) -> None:
         """Move the kernels gathered so far into a phase."""
         if segments:
@@ -398,11 +226,6 @@ class CostModel(OpTimes):
             segments.clear()
 
 
-def _share(rate: float, whole: float) -> float:
-    """``rate`` as a share of ``whole``, rounded so that flows of one kind have equal shares whatever their bytes."""
-    return min(1.0, round(rate / whole, 9))
-
-
 def _kinds(work: Work) -> frozenset[OpKind]:
     return frozenset(op.kind for repeat in work for op in repeat.ops)
 
@@ -410,5 +233,5 @@ def _kinds(work: Work) -> frozenset[OpKind]:
 def _expanded(work: Work) -> Iterator[Repeat]:
     """``work`` with layers that move bytes written out one by one: their phases alternate."""
     for repeat in work:
-        moves = repeat.count > 1 and any(op.kind in _MOVES for op in repeat.ops)
+        moves = repeat.count > 1 and any(op.kind in MOVES for op in repeat.ops)
         yield from (Repeat(1, repeat.ops),) * repeat.count if moves else (repeat,)

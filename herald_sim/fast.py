@@ -25,7 +25,8 @@ from herald_pipeline.stages import LaunchShape, RowGroup, Stage, Template, launc
 from herald_pipeline.steps import FixedSteps
 from herald_pipeline.units import NS_PER_S
 from herald_pipeline.workload import Workload
-from herald_sim.cost import CostModel, Flow, Kernels, Phase, Uses
+from herald_sim.cost import CostModel
+from herald_sim.phases import Flow, Kernels, Phase, Uses
 from herald_sim.uncontended import SAMPLE_BLOCKS, issued
 
 Array = NDArray[np.float64]

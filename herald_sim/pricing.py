@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from herald_pipeline.stages import LaunchShape, Stage, Work
-from herald_sim.cost import Cost
+from herald_sim.phases import Cost
 
 _MAX_KNOWN = 256
 _TOTALS = LaunchShape._fields

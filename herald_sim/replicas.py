@@ -18,7 +18,7 @@ from herald_pipeline.result import Result
 from herald_pipeline.units import GB
 from herald_pipeline.workload import Workload
 from herald_sim.clock import Clock
-from herald_sim.cost import DRAM, FIRST, Flow, Uses
+from herald_sim.phases import DRAM, FIRST, Flow, Uses
 from herald_sim.resources import Done, Rates, SharedRates, Work
 from herald_sim.simulate import conclude, prepare, simulate
 

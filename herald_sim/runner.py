@@ -14,11 +14,13 @@ from herald_pipeline.scheduling.rows import Taken
 from herald_pipeline.scheduling.wiring import Plan
 from herald_pipeline.stages import LaunchShape, RowGroup, Rows, Stage
 from herald_pipeline.steps import FixedSteps, Steps
+from herald_sim.beside_fetches import GpuBesideFetches
 from herald_sim.checks import Ledger
 from herald_sim.clock import Alarm, Clock
-from herald_sim.cost import Cost, CostModel, Phase
+from herald_sim.cost import CostModel
+from herald_sim.phases import Cost, Phase
 from herald_sim.pricing import Pricer
-from herald_sim.resources import Done, Gpu, GpuBesideFetches, Rates, SharedRates, StartFlow, Work
+from herald_sim.resources import Done, Gpu, Rates, SharedRates, StartFlow, Work
 
 
 class _Lane(Work):

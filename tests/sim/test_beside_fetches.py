@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from herald_pipeline import hardware_io
 from herald_pipeline.errors import ConfigError
 from herald_pipeline.workload import Workload
+from herald_sim.beside_fetches import GpuBesideFetches
 from herald_sim.clock import Clock
-from herald_sim.cost import BESIDE, H2D, KERNELS, Flow, Kernels
-from herald_sim.resources import Gpu, GpuBesideFetches, SharedRates, Work
+from herald_sim.phases import BESIDE, H2D, KERNELS, Flow, Kernels
+from herald_sim.resources import Gpu, SharedRates, Work
 from herald_sim.simulate import simulate
 
 STEP, PROXY, FETCH = (

@@ -8,7 +8,8 @@ from herald_pipeline import catalogue, hardware_io
 from herald_pipeline.hardware import Number, Origin, Provenance
 from herald_pipeline.pipeline import build
 from herald_pipeline.workload import Workload
-from herald_sim.cost import RETRIEVAL_CORES, CostModel, Flow, Kernels
+from herald_sim.cost import CostModel
+from herald_sim.phases import RETRIEVAL_CORES, Flow, Kernels
 from herald_sim.resources import fair_speeds
 from herald_sim.simulate import simulate
 

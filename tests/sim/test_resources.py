@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from herald_sim.clock import Clock
-from herald_sim.cost import FIRST, Flow, Kernels
+from herald_sim.phases import FIRST, Flow, Kernels
 from herald_sim.resources import Gpu, SharedRates, Work, fair_speeds
 
 

@@ -4,7 +4,8 @@ import pytest
 
 from herald_pipeline.stages import LaunchShape, OpKind
 from herald_pipeline.workload import Workload
-from herald_sim.cost import CostModel, Kernels
+from herald_sim.cost import CostModel
+from herald_sim.phases import Kernels
 from herald_sim.simulate import simulate
 
 SHAPE = LaunchShape(4, 128, 64, 4 * 32768, 4 * 1638, 0, 128 * 32768, 128 * 1638)
