@@ -61,7 +61,7 @@ bench-gpu:                             ## needs a CUDA device and a CUDA build o
 
 NAME ?= this-machine
 RESULTS = benchmarks/results/$(NAME)
-bench-gpu-report:                      ## measure this machine, foretell, run, compare: docs/repeat-on-your-gpu.md
+bench-gpu-report:                      ## measure this machine, predict, run, compare: docs/repeat-on-your-gpu.md
 	test -f profiles/$(NAME).toml || $(PYTHON) -m calibration measure --device cuda --model llada2-mini --name $(NAME) --out profiles/$(NAME).toml
 	test -f $(RESULTS)/predictions.json || $(PYTHON) -m calibration interventions --hardware profiles/$(NAME).toml --out $(RESULTS)/predictions.json
 	$(PYTHON) -m benchmarks.gpu --plan final --hardware profiles/$(NAME).toml --out $(RESULTS) --minutes 9

@@ -1,12 +1,12 @@
-"""Fig. 5 measured: each ceiling foretold, measured by its protocol, and what the method that should hit it reached.
+"""Fig. 5 measured: each ceiling predicted, measured by its protocol, and what the method that should hit it reached.
 
-Three numbers a ceiling, none made of another: **foretold** from the profile's rates; **protocol** from the cell
+Three numbers a ceiling, none made of another: **predicted** from the profile's rates; **protocol** from the cell
 ``ceiling:..``, which a process of its own ran; **achieved** from the cell ``run:..`` of the method, end to end. Beside
 them the **bound**, work over the raw rate that the cell ``rates`` found: achieved / bound above 1 says that one of the
 two was measured wrongly, and is an error.
 
 A kernel's protocol lies in a few gigabytes of host memory, and says at what rate these can be read. A profile whose
-rate is the median of places all over host memory foretells it with that rate, as ``reconcile`` does of a run's pool;
+rate is the median of places all over host memory predicts it with that rate, as ``reconcile`` does of a run's pool;
 so it does with the rate of arithmetic that a protocol of many queries states, where the profile states its own.
 """
 

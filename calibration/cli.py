@@ -171,7 +171,7 @@ def interventions(
     model: Model = "llada2-mini",
     json_: Json = False,
 ) -> None:
-    """Foretell what single changes bring (before the run), or put the foretold changes beside measured ones."""
+    """Predict what single changes bring (before the run), or put the predicted changes beside measured ones."""
     from calibration import interventions as changes
     from calibration.text import interventions_text
     from herald_pipeline.catalogue import resolve
@@ -197,7 +197,7 @@ def transfer(
     ] = "h100-sxm-80g_xeon-8481c",
     json_: Json = False,
 ) -> None:
-    """Foretell the profile of a machine from a measured one and datasheets (--out); without, judge such a profile."""
+    """Predict the profile of a machine from a measured one and datasheets (--out); without, judge such a profile."""
     from calibration import transfer as blind
     from calibration.text import transfer_text
     from herald_pipeline.hardware_io import resolve
@@ -215,12 +215,12 @@ def transfer(
 def ceilings(
     measured: Annotated[Path, typer.Option("--measured", help="Folder of cells of python -m benchmarks.gpu.")],
     hardware: Annotated[
-        str | None, typer.Option("--hardware", help="Profile, name or file: foretell the ceilings as well.")
+        str | None, typer.Option("--hardware", help="Profile, name or file: predict the ceilings as well.")
     ] = None,
     model: Model = "llada2-mini",
     json_: Json = False,
 ) -> None:
-    """Measure Figure 5: each ceiling by its protocol, as foretold, and what the method that should hit it reached."""
+    """Measure Figure 5: each ceiling by its protocol, as predicted, and what the method that should hit it reached."""
     from calibration import ceilings as measured_ceilings
     from calibration.profile_file import raw_folder
     from calibration.text import ceilings_text
@@ -241,7 +241,7 @@ def replicas(
     model: Model = "sdar-8b",
     json_: Json = False,
 ) -> None:
-    """Put replicas that shared a host's DRAM, a GPU each, beside what the simulator foretells of them."""
+    """Put replicas that shared a host's DRAM, a GPU each, beside what the simulator predicts of them."""
     from calibration import replicas as shared
     from herald_pipeline.catalogue import resolve
 

@@ -2,7 +2,7 @@
 
 Its layers are launched one by one, for each waits for the CPU; queries, keys and values of every token cross to the
 host and outputs come back. Runs at a prompt that is next to nothing tell, for few requests and for many: what project
-and finish take longer than the profile so far foretells.
+and finish take longer than the profile so far predicts.
 """
 
 from calibration.bench import Bench, Part, Value, row_of
@@ -36,14 +36,14 @@ def measure(bench: Bench, part: Part, stage_s: float) -> list[Value]:
     for requests in REQUESTS:
         point = _point(bench, requests)
         runs = [stage_timings(bench, bench.model, point) for _ in range(_RUNS)]
-        foretold = predict(point).stages
+        predicted = predict(point).stages
         for name in STAGES:
             least = min((run[name] for run in runs), key=_seconds)
-            rest[name][float(requests * bench.block_length)] = max(0.0, least.seconds - foretold[name])
+            rest[name][float(requests * bench.block_length)] = max(0.0, least.seconds - predicted[name])
             spread = max(spread, least.spread)
-            columns = {"requests": requests, "foretold_s": foretold[name]}
+            columns = {"requests": requests, "foretold_s": predicted[name]}
             part.rows.append(row_of(least, case=f"exchange, {name}", **columns))
-    note = f"{_METHOD}, {2 * bench.block_length} tokens; least of {_RUNS} medians, less what rates foretell"
+    note = f"{_METHOD}, {2 * bench.block_length} tokens; least of {_RUNS} medians, less what rates predict"
     return [_value(name, by_tokens, round(spread, 4), note) for name, by_tokens in rest.items()]
 
 

@@ -1,8 +1,8 @@
-"""Interventions: what one change of machine or settings brings, foretold before it is run.
+"""Interventions: what one change of machine or settings brings, predicted before it is run.
 
 A planner needs the change to be right, not only the level. ``predict`` writes a file with the time, the commit and the
 profile's digest before anything runs; ``compare`` reads the runs and puts both changes side by side, with whether the
-resource that binds became another one as foretold.
+resource that binds became another one as predicted.
 """
 
 import hashlib
@@ -89,11 +89,11 @@ def predict(hardware: Path, shape: ModelShape, out: Path, command: str, chosen: 
     # By a name the profile that ships is meant: its digest and its raw tables are found by its path.
     hardware = hardware_io.find(hardware)
     profile = hardware_io.resolve(hardware)
-    foretell = predictor(profile, shape, raw=profile_file.raw_folder(hardware))
+    sample_of = predictor(profile, shape, raw=profile_file.raw_folder(hardware))
     known: dict[Any, Sample] = {}
 
     def at(point: Point) -> dict[str, Any]:
-        sample = known.setdefault(point.key, foretell(point))
+        sample = known.setdefault(point.key, sample_of(point))
         return {"point": _plain(point), **_outcome(sample)}
 
     predictions = []
@@ -137,7 +137,7 @@ def _commit() -> str:
 
 
 def compare(predictions: Path, measured: Path, say: Say) -> dict[str, Any]:
-    """Each change as foretold and as it was run.
+    """Each change as predicted and as it was run.
 
     Raises
     ------
@@ -184,12 +184,12 @@ def _number(value: float | int | str) -> float | str:
 
 def _row(change: Mapping[str, Any], runs: Mapping[tuple[Any, ...], Sample]) -> dict[str, Any]:
     base, changed = (runs.get(_match(_point(change[side]["point"]))) for side in ("base", "changed"))
-    foretold = [change[side]["binding"] for side in ("base", "changed")]
+    predicted = [change[side]["binding"] for side in ("base", "changed")]
     row: dict[str, Any] = {
         "name": change["name"],
         "predicted_tok_s": [change[side]["throughput_tok_s"] for side in ("base", "changed")],
         "predicted_delta": change["delta"],
-        "predicted_binding": foretold,
+        "predicted_binding": predicted,
     }
     if base is None or changed is None:
         return {**row, "missing": "base" if base is None else "changed"}
@@ -200,7 +200,7 @@ def _row(change: Mapping[str, Any], runs: Mapping[tuple[Any, ...], Sample]) -> d
         "measured_tok_s": rates,
         "measured_delta": rates[1] / rates[0] - 1,
         "measured_binding": found,
-        "as_foretold": found == foretold,
+        "as_foretold": found == predicted,
     }
 
 

@@ -1,7 +1,7 @@
 """What the stages of the retrieval pass cost beyond their rates, where cores play the GPU.
 
 The pass runs in the executor beside real steps, with a prompt that is next to nothing, for one request and for four.
-What a stage then takes longer than the rates measured so far foretell is its fixed cost: bookkeeping and small torch
+What a stage then takes longer than the rates measured so far predict is its fixed cost: bookkeeping and small torch
 operations whose code and data the selection before them has pushed out of the caches (a projection has three norms, two
 rotations and three copies, and waits for nobody: its time is its thread's CPU time). The simulator shares a core among
 what runs on it at once, so a fixed cost also delays its neighbours: the costs are therefore *solved* for, as those with
@@ -69,7 +69,7 @@ def measure(bench: Bench, part: Part, stage_s: float) -> list[Value]:
     about = points[FEW]
     note = (
         f"{about.method}, {about.context} tokens, {FEW} and {MANY} requests, beside the main stream; "
-        f"middle of {len(runs)} medians, less what rates foretell"
+        f"middle of {len(runs)} medians, less what rates predict"
     )
     down = _down(bench, shape, medians, note)
     empty = Value("engine.stage_overhead_us", "us", stage_s * 1e6, note="empty launches")
@@ -91,7 +91,7 @@ def _middle(timings: Sequence[Timing]) -> Timing:
 def solved(medians: Medians, expected: Callable[[Costs], Mapping[int, Sample]]) -> dict[str, float]:
     """Fixed costs with which the prediction meets the stages' times, in the mean over both numbers of requests.
 
-    A cost is never below 0: a stage that takes less than its rates foretell has none.
+    A cost is never below 0: a stage that takes less than its rates predict has none.
     """
     costs = dict.fromkeys(STAGES, 0.0)
     for _ in range(_ROUNDS):

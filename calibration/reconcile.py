@@ -41,7 +41,7 @@ from herald_sim.simulate import simulate
 
 
 class Predict(Protocol):
-    """How a profile foretells a point."""
+    """How a profile predicts a point."""
 
     def __call__(self, point: Point, /, slower_dram: float = 1.0, slower_cpu: float = 1.0) -> Sample:
         """The point's figures, with host memory and the host's arithmetic so many times as slow as the profile's."""

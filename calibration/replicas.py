@@ -1,4 +1,4 @@
-"""Replicas on one host, foretold and measured: whether HERALD scales with the GPUs of a host that share its DRAM.
+"""Replicas on one host, predicted and measured: whether HERALD scales with the GPUs of a host that share its DRAM.
 
 Cells ``replicas:..`` of ``python -m benchmarks.gpu`` ran one replica alone and then all at once, each on a GPU and on
 cores of its own. The prediction knows of them what the profile says: the DRAM's rate with all threads, and of the raw
@@ -23,7 +23,7 @@ FIGURES = ("alone_tok_s", "throughput_tok_s", "scaling")
 
 
 def compare(hardware: Path, measured: Path, shape: ModelShape, say: Say) -> dict[str, Any]:
-    """A row a cell: each of :data:`FIGURES` foretold and measured, and the error of the foretold one.
+    """A row a cell: each of :data:`FIGURES` predicted and measured, and the error of the predicted one.
 
     Raises
     ------
@@ -49,10 +49,10 @@ def _row(hardware: Path, shape: ModelShape, document: Mapping[str, Any]) -> dict
     result = document["result"]
     measured = {name: result[name] for name in FIGURES if result.get(name)}
     raise_problems(check_number(value, f"{document['cell']}: {name}", above=0) for name, value in measured.items())
-    foretold = predict(hardware, shape, result)
+    predicted = predict(hardware, shape, result)
     row: dict[str, Any] = {"cell": document["cell"], "replicas": result["replicas"], "cores": result["cores"]}
     for name, value in measured.items():
-        row[name] = {"predicted": foretold[name], "measured": value, "error": foretold[name] / value - 1}
+        row[name] = {"predicted": predicted[name], "measured": value, "error": predicted[name] / value - 1}
     return row
 
 

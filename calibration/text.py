@@ -187,15 +187,15 @@ def comparison_text(comparison: compare.Comparison) -> str:
 
 
 def interventions_text(found: Mapping[str, Any]) -> str:
-    """Changes foretold and measured, and whether the binding resource became another one as foretold."""
+    """Changes predicted and measured, and whether the binding resource became another one as predicted."""
     rows = []
     for row in found["rows"]:
         measured, bound = ("-", "-") if "missing" in row else (percent(row["measured_delta"]), _arrow(row, "measured"))
         verdict = f"{row['missing']} not run" if "missing" in row else "yes" if row["as_foretold"] else "no"
         rows.append((row["name"], percent(row["predicted_delta"]), measured, _arrow(row, "predicted"), bound, verdict))
-    header = ("change", "foretold", "measured", "binding, foretold", "binding, measured", "as foretold")
+    header = ("change", "predicted", "measured", "binding, predicted", "binding, measured", "as predicted")
     lines = [
-        f"{found['model']} on {found['profile']}: changes of throughput; foretold {found['written']}, commit "
+        f"{found['model']} on {found['profile']}: changes of throughput; predicted {found['written']}, commit "
         f"{found['commit'][:9]}",
         "",
         table(header, rows),
@@ -206,7 +206,7 @@ def interventions_text(found: Mapping[str, Any]) -> str:
         lines.append(
             f"{summary['run']} of {summary['changes']} changes run: they differ by {summary['mean_difference']:.1%} of "
             f"the base in the mean, {summary['worst_difference']:.1%} at most; same direction "
-            f"{summary['same_direction']}, binding resource as foretold {summary['binding_as_foretold']}"
+            f"{summary['same_direction']}, binding resource as predicted {summary['binding_as_foretold']}"
         )
     return "\n".join(lines)
 
@@ -245,7 +245,7 @@ def transfer_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def ceilings_text(found: Mapping[str, Any]) -> str:
-    """A line a ceiling: foretold, by protocol, the bound of raw rates, and what its method reached end to end."""
+    """A line a ceiling: predicted, by protocol, the bound of raw rates, and what its method reached end to end."""
 
     def plain(row: Mapping[str, Any], name: str) -> str:
         return f"{row[name]:.1f}" if name in row else "-"
@@ -266,6 +266,6 @@ def ceilings_text(found: Mapping[str, Any]) -> str:
         for row in found["rows"]
     ]
     header = (
-        "ceiling", "at", "foretold", "by protocol", "error", "bound", "method", "achieved", "of protocol", "of bound",
+        "ceiling", "at", "predicted", "by protocol", "error", "bound", "method", "achieved", "of protocol", "of bound",
     )  # fmt: skip
     return "\n".join([table(header, lines), *(f"ERROR {text}" for text in found["errors"])])

@@ -70,7 +70,7 @@ def transfer(hardware: Path, target: str, out: Path, command: str) -> Path:
     engine["usable_memory_share"] = _usable(machine, engine, name)
     data = {
         "name": f"{target}.transferred",
-        "title": f"{sheets.target['gpu']}, {sheets.target['cpu']}: foretold from {name} and datasheets",
+        "title": f"{sheets.target['gpu']}, {sheets.target['cpu']}: predicted from {name} and datasheets",
         "engine": profile_file.ENGINE,
         "notes": [
             f"Nothing was measured on this machine, no result of it went in; efficiencies are those of {name}.",
@@ -188,7 +188,7 @@ def _usable(machine: Mapping[str, Any], engine: Mapping[str, Any], name: str) ->
 
 
 def judge(blind: Profile, fitted: str = HARDWARE) -> list[dict[str, Any]]:
-    """Table II and Fig. 5: printed, foretold blind, and by the profile that was fitted to them."""
+    """Table II and Fig. 5: printed, predicted blind, and by the profile that was fitted to them."""
     reference = hardware_io.resolve(fitted)
     rows = []
     for target in targets():

@@ -164,7 +164,7 @@ PLANS: dict[str, tuple[str, ...]] = {
         "ceiling:sparse_fetch_per_block:32768:80",
     ),
     # What the first plans left open on one GPU, in its own folder: the bases again, for one machine's noise is not
-    # another's; then what binds otherwise as foretold, Fig. 5's two cells, and T at the largest batch.
+    # another's; then what binds otherwise as predicted, Fig. 5's two cells, and T at the largest batch.
     "missing": (
         "rates",
         "run:dense:32768:38",

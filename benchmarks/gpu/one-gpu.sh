@@ -1,5 +1,5 @@
 #!/bin/sh
-# An H200 machine with 16 vCPUs in one go: its profile, runs of every method that it foretells, then 8-bit keys in a
+# An H200 machine with 16 vCPUs in one go: its profile, runs of every method that it predicts, then 8-bit keys in a
 # process of their own (their copy beside the full keys takes most of the host's memory) and the ceilings by protocol.
 #
 #     benchmarks/gpu/one-gpu.sh OUT [MINUTES]

@@ -52,7 +52,7 @@ def test_what_nobody_can_predict_is_refused(given):
         Point("herald", 64, 1, conditions=given)
 
 
-def test_selecting_by_keys_alone_is_foretold_faster_where_selection_binds():
+def test_selecting_by_keys_alone_is_predicted_faster_where_selection_binds():
     shape, profile = catalogue.resolve("llada2-mini"), hardware_io.resolve(HARDWARE)
     common = {"steps": 8, "kv_dtype": "bf16"}
     plain, keys, int8 = (

@@ -1,4 +1,4 @@
-"""Changes foretold before a run, and compared with it afterwards."""
+"""Changes predicted before a run, and compared with it afterwards."""
 
 import json
 from dataclasses import replace
@@ -21,7 +21,7 @@ CHANGES = (
 
 
 @pytest.fixture
-def foretold(tmp_path) -> Path:
+def predicted(tmp_path) -> Path:
     return predict(HARDWARE, catalogue.resolve("llada2-mini"), tmp_path / "p.json", "a test", CHANGES)
 
 
@@ -36,24 +36,24 @@ def cell(folder, name, throughput, **options):
     (folder / f"{name}.json").write_text(json.dumps(document), encoding="utf-8")
 
 
-def test_predictions_state_when_with_what_and_from_which_profile_they_were_made(foretold):
-    document = json.loads(foretold.read_text(encoding="utf-8"))
+def test_predictions_state_when_with_what_and_from_which_profile_they_were_made(predicted):
+    document = json.loads(predicted.read_text(encoding="utf-8"))
     assert len(document["profile_sha256"]) == 64
     assert document["written"].startswith("20")
     assert document["predictions"][0]["delta"] > 0
 
 
-def test_predictions_cannot_be_written_again(foretold):
+def test_predictions_cannot_be_written_again(predicted):
     with pytest.raises(ConfigError, match="none: name another file"):
-        predict(HARDWARE, catalogue.resolve("llada2-mini"), foretold, "a test", CHANGES)
+        predict(HARDWARE, catalogue.resolve("llada2-mini"), predicted, "a test", CHANGES)
 
 
-def test_changes_stand_side_by_side_and_what_did_not_run_is_named(foretold, tmp_path):
+def test_changes_stand_side_by_side_and_what_did_not_run_is_named(predicted, tmp_path):
     runs = tmp_path / "cells"
     runs.mkdir()
     cell(runs, "base", 100.0)
     cell(runs, "steps", 150.0, T=4)
-    found = compare(foretold, runs, lambda _: None)
+    found = compare(predicted, runs, lambda _: None)
     steps, link = found["rows"]
     assert steps["measured_delta"] == pytest.approx(0.5)
     assert steps["measured_binding"] == ["gpu", "gpu"]
@@ -61,12 +61,12 @@ def test_changes_stand_side_by_side_and_what_did_not_run_is_named(foretold, tmp_
     assert found["summary"]["run"] == 1
 
 
-def test_a_condition_that_a_name_holds_as_text_is_the_same_condition(foretold, tmp_path):
+def test_a_condition_that_a_name_holds_as_text_is_the_same_condition(predicted, tmp_path):
     runs = tmp_path / "cells"
     runs.mkdir()
     cell(runs, "base", 100.0)
     cell(runs, "link", 90.0, link="14")
-    row = compare(foretold, runs, lambda _: None)["rows"][1]
+    row = compare(predicted, runs, lambda _: None)["rows"][1]
     assert row["measured_delta"] == pytest.approx(-0.1)
 
 
@@ -103,8 +103,8 @@ def test_a_file_that_is_no_prediction_is_refused(tmp_path):
         compare(path, tmp_path, print)
 
 
-def test_a_change_without_its_base_is_refused(foretold, tmp_path):
-    document = json.loads(foretold.read_text(encoding="utf-8"))
+def test_a_change_without_its_base_is_refused(predicted, tmp_path):
+    document = json.loads(predicted.read_text(encoding="utf-8"))
     del document["predictions"][0]["base"]
     path = tmp_path / "x.json"
     path.write_text(json.dumps(document), encoding="utf-8")

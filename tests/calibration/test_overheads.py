@@ -25,7 +25,7 @@ def sample(**seconds):
 MEASURED = {"project": 0.002, "finish": 0.004, "select": 0.0005, "gather": 0.0002, "upload": 0.0003}
 
 
-def test_what_the_rates_foretell_is_taken_off_before_it_is_called_fixed():
+def test_what_the_rates_predict_is_taken_off_before_it_is_called_fixed():
     """One request: 0.5 ms of which 0.2 are the rate; four: 0.9 of which 0.8 are. Fixed: the mean of 0.3 and 0.1."""
     rates = {1: 0.0002, 4: 0.0008}
 

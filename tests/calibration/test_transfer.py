@@ -1,4 +1,4 @@
-"""A profile foretold from another machine's efficiencies and datasheets."""
+"""A profile predicted from another machine's efficiencies and datasheets."""
 
 import tomllib
 

@@ -157,7 +157,7 @@ def test_retrieval_runs_beside_denoising_on_the_device(kit):
 
 
 def test_steps_of_a_plan_are_issued_before_the_device_has_done_the_ones_before(kit):
-    """A plan foretells outcomes: on a slow device later steps of a block are queued while the first one runs."""
+    """A plan predicts outcomes: on a slow device later steps of a block are queued while the first one runs."""
 
     def slow(launch):
         if launch.stage.name == "denoise":
