@@ -15,7 +15,7 @@ from herald_exec import decoding_commands
 from herald_exec.doctor import doctor
 from herald_exec.evaluation.harness_command import harness_command
 from herald_exec.generate_command import generate_command
-from herald_exec.run_command import run
+from herald_exec.run_command import HELP, run
 from herald_pipeline.environment import check_environment
 from herald_pipeline.errors import HeraldError
 
@@ -27,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command()(run)
+app.command(cls=HELP)(run)
 app.command()(doctor)
 app.command("generate")(generate_command)
 app.command("evaluate")(harness_command)

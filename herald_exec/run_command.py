@@ -17,6 +17,7 @@ from herald_pipeline import capacity, catalogue, methods, trace
 from herald_pipeline import pipeline as pipelines
 from herald_pipeline.environment import threads_problem
 from herald_pipeline.errors import ConfigError, RunError, check_number, raise_problems
+from herald_pipeline.help_pages import grouped
 from herald_pipeline.memory import UNLIMITED_BYTES, Memory
 from herald_pipeline.model import ModelShape
 from herald_pipeline.outputs import check_ending
@@ -26,6 +27,18 @@ from herald_pipeline.settings import Settings, more_than_all, read_settings
 from herald_pipeline.steps import Steps, parse, read_commits, read_steps
 from herald_pipeline.units import GB
 from herald_pipeline.workload import Workload
+
+HELP = grouped(
+    {
+        "What runs": "--model --weights --method --context --batch --blocks --gen-tokens --requests --batch-policy "
+        "--synthetic-kv --seed",
+        "Steps of each block": "--steps --steps-file --commits --decoder --threshold",
+        "Settings": "--block --budget --keys --set",
+        "Device": "--device --dtype --threads --pin --require-pinned",
+        "Limits": "--hbm-limit-gb --host-limit-gb --link-limit-gb-s",
+        "Checks and output": "--check --profile-ops --trace-out --commits-out --json",
+    }
+)
 
 if TYPE_CHECKING:
     from herald_exec.models.base import BlockModel

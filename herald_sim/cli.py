@@ -27,8 +27,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+app.command(cls=running.HELP)(running.run)
 for command in (
-    running.run,
     planning.ceilings,
     planning.peak,
     showing.describe,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from herald_pipeline.help_pages import grouped
 from herald_sim.arguments import (
     Batch,
     Block,
@@ -35,6 +36,17 @@ from herald_sim.arguments import (
     StepsText,
 )
 from herald_sim.commands.output import is_number, note, print_json, refuse, starting
+
+HELP = grouped(
+    {
+        "What runs": "--model --method --hardware --engine --context --batch --gen-tokens --requests --batch-policy",
+        "Steps of each block": "--steps --steps-file --commits --seed",
+        "Settings": "--block --budget --kv-dtype --keys --set",
+        "Limits": "--hbm-limit-gb --host-limit-gb --link-limit-gb-s --beyond-memory",
+        "Bidirectional models": "--cache --scheduler --decoder --s-max --prefix-window",
+        "Simulation and output": "--fast --check --interval --trace-out --json",
+    }
+)
 
 if TYPE_CHECKING:
     from herald_sim.decoding_cost import DecodingChoice

@@ -1,0 +1,35 @@
+"""Help pages of commands with many options: these in groups, as plain text."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from typer.core import TyperCommand
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose help shows its options in :attr:`groups`; what stands in none comes last.
+
+    Typer groups options in its coloured pages alone (``rich_help_panel``), and those load a library at every start.
+    """
+
+    groups: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """Title -> options in the order shown, each by its first name (``--model``)."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the groups."""
+        found = {param.opts[0]: param.get_help_record(ctx) for param in self.get_params(ctx)}
+        left = {name: record for name, record in found.items() if record is not None}
+        for title, names in self.groups.items():
+            _write(formatter, title, [left.pop(name) for name in names if name in left])
+        _write(formatter, "Options", list(left.values()))
+
+
+def _write(formatter: Any, title: str, records: Sequence[tuple[str, str]]) -> None:
+    if records:
+        with formatter.section(title):
+            formatter.write_dl(records)
+
+
+def grouped(groups: Mapping[str, str]) -> type[GroupedCommand]:
+    """A class of commands with these groups: title -> option names, separated by blanks."""
+    return type("Command", (GroupedCommand,), {"groups": {title: names.split() for title, names in groups.items()}})
