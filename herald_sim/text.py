@@ -128,7 +128,8 @@ def result_text(result: Result) -> str:
         lines.append(
             f"  memory          {format_bytes(result.hbm_bytes or 0)} on the device, "
             f"{format_bytes(result.dram_bytes or 0)} in host memory, "
-            f"{format_bytes(result.kv_bytes_per_request)} of KV per request"
+            f"{format_bytes(result.kv_bytes_per_request)} of KV "
+            + ("of the longest request" if "dram_bytes_reserved" in about else "per request")
         )
     if "dram_bytes_reserved" in about:
         lines.append(

@@ -194,6 +194,14 @@ def test_the_bytes_of_requests_of_mixed_lengths_are_their_own_and_those_of_equal
     assert 1.0 < result["dram_bytes_reserved"] / (1024 * 0.5 * 4 * 2048) < 1.2
 
 
+def test_figures_for_people_say_which_bytes_are_the_peak_and_which_the_reserve(tmp_path):
+    text = " ".join(mixed_run(tmp_path).stdout.split())
+    assert "of KV of the longest request" in text
+    result = json.loads(mixed_run(tmp_path, "--json").stdout)
+    assert f"{result['dram_bytes'] / 1e6:.2f} MB in host memory" in text.split("reserved")[0]
+    assert f"{result['dram_bytes_reserved'] / 1e6:.2f} MB in host memory" in text.split("reserved")[1]
+
+
 def test_at_a_limit_that_holds_the_peak_nothing_is_beyond_memory_though_equal_slots_would_be(tmp_path):
     free = json.loads(mixed_run(tmp_path, "--json").stdout)
     limit = f"{1.1 * free['dram_bytes'] / 1e9:.9f}"
