@@ -16,7 +16,7 @@ from herald_exec.footprint import require_host_memory, run_memory
 from herald_pipeline import capacity, catalogue, methods, trace
 from herald_pipeline import pipeline as pipelines
 from herald_pipeline.environment import threads_problem
-from herald_pipeline.errors import ConfigError, RunError, check_number, raise_problems
+from herald_pipeline.errors import CapacityError, ConfigError, RunError, check_number, raise_problems
 from herald_pipeline.help_pages import grouped
 from herald_pipeline.memory import UNLIMITED_BYTES, Memory
 from herald_pipeline.model import ModelShape
@@ -245,8 +245,11 @@ def kv_room(
     room = admission_room(pipeline, lengths, memory)
     if room is not None:
         said = _reserves_more(pipeline, lengths, memory, room)
+        # A host hands out pages as they are written; a device's pools are there as a whole from the start.
+        if said and on_gpu:
+            raise CapacityError(said)
         if said:
-            typer.echo(said, err=True)
+            typer.echo(f"note: {said}", err=True)
     return room
 
 
@@ -263,7 +266,7 @@ def _reserves_more(pipeline: Pipeline, lengths: Workload, memory: Memory, room: 
     slots = capacity.largest_batch(pipeline, longest, memory)
     within = f"; --batch {slots} stays within" if slots else ""
     return (
-        f"note: what requests hold stays within the limits, but {lengths.batch} slots with room for the longest one "
+        f"what requests hold stays within the limits, but {lengths.batch} slots with room for the longest one "
         f"({longest:,} tokens) reserve more: {found.shortage}{within}"
     )
 

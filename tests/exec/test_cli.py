@@ -6,8 +6,14 @@ import sys
 import pytest
 
 from herald_exec import cli
-from herald_exec.run_command import result_text
+from herald_exec.footprint import run_memory
+from herald_exec.run_command import kv_room, result_text
+from herald_pipeline import capacity, catalogue
+from herald_pipeline.errors import CapacityError
+from herald_pipeline.pipeline import build
+from herald_pipeline.pools import Home
 from herald_pipeline.result import Recorder
+from herald_pipeline.workload import RequestSpec, Workload
 
 RUN = ["run", "--model", "tiny", "--method", "herald", "--context", "64", "--batch", "2", "--blocks", "3"]
 SMALL = [*RUN, "--block", "8", "--steps", "3"]
@@ -191,6 +197,16 @@ def test_a_limit_that_the_requests_keep_and_equal_slots_would_pass_serves_all_an
     code, out, err = command(*MIXED, "--requests", mix, "--host-limit-gb", limit)
     assert (code, json.loads(out)["finished"]) == (0, 5)
     assert "3 slots with room for the longest one (408 tokens) reserve more: host memory, short by" in err
+
+
+def test_on_a_device_whose_pools_are_there_as_a_whole_from_the_start_such_a_limit_refuses():
+    pipeline = build(catalogue.get("tiny"), "herald", block_length=8)
+    lengths = Workload((RequestSpec(0, 400, 8), RequestSpec(1, 16, 8), RequestSpec(2, 16, 8)), 3, 8)
+    whole = capacity.budget(pipeline, 408, 3, run_memory(1e15, 1e15, pipeline, on_gpu=True, synthetic=False))
+    limit_gb = 0.9 * whole.total(Home.DRAM) / 1e9
+    assert kv_room(pipeline, lengths, None, limit_gb) is not None
+    with pytest.raises(CapacityError, match=r"3 slots with room for the longest one .* reserve more"):
+        kv_room(pipeline, lengths, None, limit_gb, on_gpu=True)
 
 
 def test_where_no_request_at_all_can_be_served_the_run_ends_with_a_sentence_and_code_1(command, mix):
