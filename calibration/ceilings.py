@@ -169,10 +169,10 @@ def _rows(
 
 def _in_its_place(profile: Profile, protocol: Protocol, raw: Path | None) -> Profile:
     """The profile with the read rate of the protocol's own pool, where its own is the median of places."""
-    rate = profile.machine.dram.read_gb_s
+    rate = conditions.dram_gb_s(profile, (), raw)
     if protocol.pool_gb_s is None or rate is None or conditions.dram_span(raw) == (1.0, 1.0):
         return profile
-    return scaled(profile, "dram", "read_gb_s", protocol.pool_gb_s / rate.peak)
+    return scaled(profile, "dram", "read_gb_s", protocol.pool_gb_s / rate)
 
 
 def _at_its_rate(profile: Profile, protocol: Protocol) -> Profile:

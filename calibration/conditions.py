@@ -73,24 +73,34 @@ def under(profile: Profile, conditions: Conditions, raw: Path | None) -> Profile
 
 
 def dram_gb_s(profile: Profile, conditions: Conditions, raw: Path | None) -> float | None:
-    """Host memory's read rate with the threads of a run, as the machine gave it when it was measured."""
-    rate, threads = profile.machine.dram.read_gb_s, dict(conditions).get("threads")
-    if rate is None:
+    """Host memory's read rate with the threads of a run, as the machine gave it while its selections were measured.
+
+    That is the median of the plain reads right beside the selections, where the raw tables have them: the profile's own
+    rate is of another minute, and what a selection reaches of a run's rate is what it reached of the rate beside it.
+    """
+    if profile.machine.dram.read_gb_s is None:
         return None
-    return rate.peak if threads is None else rate.peak / slow_down(raw, int(threads))["dram"]
+    beside, threads = _by_place(raw, "selection", "read_gb_s"), dict(conditions).get("threads")
+    rate = median(beside) if beside else profile.machine.dram.read_gb_s.peak
+    return rate if threads is None else rate / slow_down(raw, int(threads))["dram"]
 
 
 def dram_span(raw: Path | None) -> tuple[float, float]:
-    """How many times as slow the fastest and the slowest place of host memory read as the profile's rate, their median.
+    """How many times as slow the fastest and the slowest place of host memory read as their median.
 
     Both are 1 where the raw tables know of no places.
     """
-    file = None if raw is None else raw / "dram.csv"
-    rates: list[float] = []
-    if file is not None and file.is_file():
-        with file.open(encoding="utf-8", newline="") as lines:
-            rates = [float(row["gb_s"]) for row in csv.DictReader(lines) if row.get("case") == BY_PLACE]
+    rates = _by_place(raw, "selection", "read_gb_s") or _by_place(raw, "dram", "gb_s")
     return (median(rates) / max(rates), median(rates) / min(rates)) if rates else (1.0, 1.0)
+
+
+def _by_place(raw: Path | None, name: str, column: str) -> list[float]:
+    """Rates of the places of host memory in a raw table; none where it has no places."""
+    file = None if raw is None else raw / f"{name}.csv"
+    if file is None or not file.is_file():
+        return []
+    with file.open(encoding="utf-8", newline="") as lines:
+        return [float(row[column]) for row in csv.DictReader(lines) if row.get("case") == BY_PLACE and row.get(column)]
 
 
 BY_PLACE = "by place"

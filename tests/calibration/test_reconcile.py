@@ -225,6 +225,16 @@ def test_a_pool_may_lie_in_the_fastest_or_the_slowest_place_of_the_profile_s(
     assert found.throughput.predicted == pytest.approx(100.0 / times_as_slow)
 
 
+def test_the_rate_that_a_pool_is_held_against_is_that_beside_the_profile_s_selections(profile, shape, tmp_path):
+    # The profile's own rate is of another minute: beside its selections memory read at 150 GB/s, the run's pool at 100.
+    (tmp_path / "selection.csv").write_text(
+        "case,gb_s,read_gb_s\n,90,\nby place,120,140\nby place,130,150\nby place,140,160\n", encoding="utf-8"
+    )
+    (run,) = beside(100.0, 100.0)
+    calibration = Calibration(profile, lambda p, slower_dram=1.0: sample(100.0 / slower_dram), raw=tmp_path)
+    assert only(reconcile_all([run], shape, [calibration])).drift == pytest.approx(1.5)
+
+
 def test_a_drift_by_the_reference_knows_no_places(profile, shape, tmp_path):
     (tmp_path / "dram.csv").write_text(PLACES, encoding="utf-8")
     calibration = Calibration(profile, predicting(100.0), 0.010, raw=tmp_path)
