@@ -10,6 +10,9 @@ python=${PYTHON:-$root/.venv/bin/python}
 case $python in /*) ;; *) python=$root/$python ;; esac
 modules=$("$python" -c 'import cython_cmake, pathlib; print(pathlib.Path(cython_cmake.__file__).parent / "cmake")')
 PATH=$(dirname "$python"):$PATH
+# Another checkout may have built here before: its cache names other sources.
+built=$(sed -n 's/^CMAKE_HOME_DIRECTORY:INTERNAL=//p' "$folder/CMakeCache.txt" 2>/dev/null || true)
+[ -z "$built" ] || [ "$built" = "$root" ] || set -- --fresh "$@"
 cmake -G Ninja -S "$root" -B "$folder" -DCMAKE_BUILD_TYPE=Release -DCMAKE_MODULE_PATH="$modules" \
     -DPython_EXECUTABLE="$python" "$@" >"$folder.log" 2>&1 || { tail -30 "$folder.log"; exit 1; }
 cmake --build "$folder" >>"$folder.log" 2>&1 || { grep -E 'error|FAILED' "$folder.log" || tail -30 "$folder.log"; exit 1; }
