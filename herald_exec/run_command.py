@@ -12,21 +12,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from herald_exec.footprint import require_host_memory, run_memory
-from herald_pipeline import capacity, catalogue, methods, trace
+from herald_exec.footprint import require_host_memory
+from herald_exec.limits import kv_room
+from herald_pipeline import catalogue, methods, trace
 from herald_pipeline import pipeline as pipelines
 from herald_pipeline.environment import threads_problem
-from herald_pipeline.errors import CapacityError, ConfigError, RunError, check_number, raise_problems
+from herald_pipeline.errors import ConfigError, RunError, check_number, raise_problems
 from herald_pipeline.help_pages import grouped
-from herald_pipeline.memory import UNLIMITED_BYTES, Memory
 from herald_pipeline.model import ModelShape
 from herald_pipeline.outputs import check_ending
 from herald_pipeline.pipeline import Pipeline
-from herald_pipeline.room import admission_room
 from herald_pipeline.settings import Settings, more_than_all, read_settings
 from herald_pipeline.steps import Steps, parse, read_commits, read_steps
-from herald_pipeline.units import GB
 from herald_pipeline.workload import Workload
+
+if TYPE_CHECKING:
+    from herald_exec.models.base import BlockModel
+    from herald_exec.policy import Policy
+    from herald_exec.requests import DecodeRequest
+    from herald_pipeline.result import Result
 
 HELP = grouped(
     {
@@ -39,12 +43,6 @@ HELP = grouped(
         "Checks and output": "--check --profile-ops --trace-out --commits-out --json",
     }
 )
-
-if TYPE_CHECKING:
-    from herald_exec.models.base import BlockModel
-    from herald_exec.policy import Policy
-    from herald_exec.requests import DecodeRequest
-    from herald_pipeline.result import Result
 
 
 def say_all_of_it(budget: float | None) -> float | None:
@@ -219,56 +217,6 @@ def draw_requests(lengths: Workload, vocab_size: int, mask_token_id: int, seed: 
         tokens += tokens >= mask_token_id
         found.append(DecodeRequest(request.id, tuple(tokens.tolist()), request.new_tokens, request.arrival_ns))
     return found
-
-
-def kv_room(
-    pipeline: Pipeline,
-    lengths: Workload,
-    hbm_limit_gb: float | None,
-    host_limit_gb: float | None,
-    *,
-    on_gpu: bool = False,
-    synthetic: bool = False,
-    fused: bool = False,
-) -> int | None:
-    """KV entries that admission may hand out within the limits (:func:`~herald_pipeline.room.admission_room`)."""
-    if hbm_limit_gb is None and host_limit_gb is None:
-        return None
-    raise_problems(
-        check_number(value, name, above=0)
-        for name, value in (("hbm_limit_gb", hbm_limit_gb), ("host_limit_gb", host_limit_gb))
-        if value is not None
-    )
-    hbm = UNLIMITED_BYTES if hbm_limit_gb is None else hbm_limit_gb * GB
-    host = UNLIMITED_BYTES if host_limit_gb is None else host_limit_gb * GB
-    memory = run_memory(hbm, host, pipeline, on_gpu=on_gpu, synthetic=synthetic, fused=fused)
-    room = admission_room(pipeline, lengths, memory)
-    if room is not None:
-        said = _reserves_more(pipeline, lengths, memory, room)
-        # A host hands out pages as they are written; a device's pools are there as a whole from the start.
-        if said and on_gpu:
-            raise CapacityError(said)
-        if said:
-            typer.echo(f"note: {said}", err=True)
-    return room
-
-
-def _reserves_more(pipeline: Pipeline, lengths: Workload, memory: Memory, room: int) -> str | None:
-    """What to say where slots with room for the longest request each pass a limit that the requests themselves keep.
-
-    A slot's pools are laid out once, for the longest request that is served.
-    """
-    sizes = [request.padded_tokens(lengths.block_length) for request in lengths.blocked()]
-    longest = max(size for size in sizes if size <= room)
-    found = capacity.budget(pipeline, longest, lengths.batch, memory)
-    if found.fits:
-        return None
-    slots = capacity.largest_batch(pipeline, longest, memory)
-    within = f"; --batch {slots} stays within" if slots else ""
-    return (
-        f"what requests hold stays within the limits, but {lengths.batch} slots with room for the longest one "
-        f"({longest:,} tokens) reserve more: {found.shortage}{within}"
-    )
 
 
 def result_text(result: "Result") -> str:

@@ -7,7 +7,8 @@ import pytest
 
 from herald_exec import cli
 from herald_exec.footprint import run_memory
-from herald_exec.run_command import kv_room, result_text
+from herald_exec.limits import kv_room
+from herald_exec.run_command import result_text
 from herald_pipeline import capacity, catalogue
 from herald_pipeline.errors import CapacityError
 from herald_pipeline.pipeline import build
@@ -284,9 +285,15 @@ def test_a_run_in_which_no_retrieval_was_counted_does_not_say_that_it_took_no_ti
     assert "retrieval" not in text
 
 
-def test_a_run_that_this_machines_memory_cannot_hold_is_refused_before_weights_are_drawn(command, monkeypatch):
+@pytest.fixture
+def of_4_gb(monkeypatch):
+    """A machine with 4 GB, on which no weights may be drawn."""
     monkeypatch.setattr("herald_exec.checkpoints.memory.total_host_bytes", lambda: 4 * 10**9)
     monkeypatch.setattr("herald_exec.models.random_model", lambda *_, **__: pytest.fail("weights were drawn"))
+
+
+@pytest.mark.usefixtures("of_4_gb")
+def test_a_run_that_this_machines_memory_cannot_hold_is_refused_before_weights_are_drawn(command):
     code, _, err = command("run", "--model", "llada2-mini", "--method", "dense", "--context", "64", "--batch", "1")
     assert code == 1
     assert "65.0 GB of weights" in err
@@ -294,9 +301,8 @@ def test_a_run_that_this_machines_memory_cannot_hold_is_refused_before_weights_a
     assert "--host-limit-gb" in err
 
 
-def test_kv_pools_count_for_the_machines_memory_too(command, monkeypatch):
-    monkeypatch.setattr("herald_exec.checkpoints.memory.total_host_bytes", lambda: 4 * 10**9)
-    monkeypatch.setattr("herald_exec.models.random_model", lambda *_, **__: pytest.fail("weights were drawn"))
+@pytest.mark.usefixtures("of_4_gb")
+def test_kv_pools_count_for_the_machines_memory_too(command):
     # tiny: 4 layers, K and V of 2 heads of 16 fp32 numbers: 1,024 bytes a token.
     code, _, err = command("run", "--model", "tiny", "--method", "dense", "--context", "4000000", "--batch", "1")
     assert code == 1
