@@ -3,21 +3,31 @@
 Three numbers a ceiling, none made of another: **predicted** from the profile's rates; **protocol** from the cell
 ``ceiling:..``, which a process of its own ran; **achieved** from the cell ``run:..`` of the method, end to end. Beside
 them the **bound**, work over the raw rate that the cell ``rates`` found: achieved / bound above 1 says that one of the
-two was measured wrongly, and is an error.
+two was measured wrongly, and is an error. Without that cell only ceilings that state such a rate themselves (a kernel
+that of its pool, a paced link its pace) have a bound; of the others is said what is missing.
 
-A kernel's protocol lies in a few gigabytes of host memory, and says at what rate these can be read. A profile whose
-rate is the median of places all over host memory predicts it with that rate, as ``reconcile`` does of a run's pool;
-so it does with the rate of arithmetic that a protocol of many queries states, where the profile states its own.
+A kernel's protocol lies in a few gigabytes of host memory, and says at what rate these can be read, and what the
+host's arithmetic reached beside it. It is predicted with these rates, as ``reconcile`` predicts a run with those beside
+it (:mod:`calibration.drift`). The protocol calls the kernel alone: what the executor adds to a launch is no part of it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from calibration import conditions
-from calibration.cells import Ran, arithmetic_rates, check_arithmetic, documents, failed, read_runs, unreadable
+from calibration import conditions, drift
+from calibration.cells import (
+    Ran,
+    arithmetic_rates,
+    check_arithmetic,
+    documents,
+    failed,
+    pool_rates,
+    runs_of,
+    unreadable,
+)
 from herald_pipeline import pipeline as pipelines
 from herald_pipeline.errors import ConfigError, ProfileError, check_number, raise_problems
 from herald_pipeline.hardware import Profile, known
@@ -25,7 +35,6 @@ from herald_pipeline.model import KVDtype, ModelShape
 from herald_pipeline.stages import Mode, RowGroup, launch_shape
 from herald_pipeline.units import GB, NS_PER_S
 from herald_sim.cost import CostModel
-from herald_sim.explain import scaled
 
 Say = Callable[[str], None]
 BUDGET = 0.05
@@ -50,8 +59,8 @@ _RATES = ("h2d_gb_s", "dram_read_gb_s", "hbm_copy_gb_s", "hbm_read_gb_s", "gemm_
 class Protocol:
     """A cell of a ceiling: its name, where it was taken, and seconds of a block by the protocol.
 
-    ``pool_gb_s`` is what a plain read of a kernel's pool reached, where there is one; ``peak_tflop_s`` what the
-    kernels' widest arithmetic reached alone, the mean of before and after.
+    ``beside`` are rates of the host beside a kernel's protocol, means of before and after: a plain read of its own
+    pool, and the kernels' widest arithmetic.
     """
 
     name: str
@@ -60,17 +69,16 @@ class Protocol:
     steps: int
     block_s: float
     options: Mapping[str, Any]
-    pool_gb_s: float | None = None
-    peak_tflop_s: float | None = None
+    beside: drift.Beside = drift.UNKNOWN
 
 
 def measured(folder: Path, model: str, say: Say) -> tuple[list[Protocol], Mapping[str, float]]:
-    """Ceilings of ``model`` in a folder of cells, and the raw rates measured beside them.
+    """Ceilings of ``model`` in a folder of cells, and the raw rates measured beside them; none where no cell has them.
 
     Raises
     ------
     ConfigError
-        There is no ceiling, or no cell of rates.
+        There is no ceiling, or a cell holds what no machine has.
     """
     found, rates = [], {}
     for path, document in documents(folder):
@@ -88,24 +96,28 @@ def measured(folder: Path, model: str, say: Say) -> tuple[list[Protocol], Mappin
                 found.append(_protocol(name, document["result"]))
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
             raise unreadable(path, problem) from None
-    if not found or not rates:
-        what = f"ceiling of {model}" if rates else "cell of rates"
+    if not found:
         how = f"python -m benchmarks.gpu --plan ceilings --model {model} --out {folder}"
-        raise ConfigError(f"{folder} holds no {what}; {how} makes it")
+        raise ConfigError(f"{folder} holds no ceiling of {model}; {how} makes it")
     return found, rates
 
 
 def _protocol(name: str, result: Mapping[str, Any]) -> Protocol:
     ceiling, *options = name.split(":")[1:2] + name.split(":")[4:]
     at = (int(result["context"]), int(result["batch"]), int(result["steps"]))
-    pool = result.get("pool_read_gb_s")
-    problems = [check_number(result["block_s"], f"{name}: block_s", above=0)]
-    problems += [] if pool is None else [check_number(pool, f"{name}: pool_read_gb_s", above=0)]
-    raise_problems(problems)
-    check_arithmetic(result, name)
-    peaks, rate = arithmetic_rates(result), None if pool is None else float(pool)
+    raise_problems([check_number(result["block_s"], f"{name}: block_s", above=0)])
     given = dict(part.split("=") for part in options)
-    return Protocol(ceiling, *at, float(result["block_s"]), given, rate, fmean(peaks) if peaks else None)
+    return Protocol(ceiling, *at, float(result["block_s"]), given, _beside(ceiling, name, result))
+
+
+def _beside(ceiling: str, name: str, result: Mapping[str, Any]) -> drift.Beside:
+    # The first cells state the faster of two reads, and not both.
+    read = pool_rates(result) or [rate for rate in (result.get("pool_read_gb_s"),) if rate is not None]
+    raise_problems(check_number(rate, f"{name}: pool_read_gb_s", above=0) for rate in read)
+    check_arithmetic(result, name)
+    peaks, many_queries = arithmetic_rates(result), ceiling == "cpu_32q_kernel"
+    known = [fmean(rates) if rates else None for rates in (read, peaks if many_queries else [])]
+    return drift.Beside(many_queries, *known)
 
 
 def compare(
@@ -113,10 +125,10 @@ def compare(
 ) -> dict[str, Any]:
     """A row a ceiling and run of its method; ``errors`` names each achieved / bound above 1.
 
-    ``raw`` is the folder of the profile's raw tables, which tell whether its host memory was read over places.
+    ``raw`` is the folder of the profile's raw tables, which some conditions of a ceiling need.
     """
     protocols, rates = measured(folder, shape.name, say)
-    runs = [run for run in read_runs(folder, say) if run.model == shape.name]
+    runs = [run for run in runs_of(folder, say) if run.model == shape.name]
     rows = [row for protocol in protocols for row in _rows(protocol, rates, runs, profile, shape, raw)]
     errors = [
         f"{row['name']}: {row['method']} reached {row['achieved_tok_s']:.1f} tok/s, above the bound of "
@@ -146,41 +158,52 @@ def _rows(
     }
     if profile is not None:
         met = tuple((name, value) for name, value in protocol.options.items() if name in conditions.NAMES)
-        under = _at_its_rate(_in_its_place(conditions.under(profile, met, None), protocol, raw), protocol)
+        slower = drift.slower(protocol.beside, met, profile, raw)
+        under = conditions.slowed(conditions.under(profile, met, raw), **slower)
         foretold = _tok_s(foretold_block_s(protocol, under, shape), protocol.batch, shape)
-        base |= {"foretold_tok_s": foretold, "foretold_error": foretold / base["protocol_tok_s"] - 1}
+        base |= {"foretold_tok_s": foretold, "foretold_error": foretold / base["protocol_tok_s"] - 1, **slower}
+        stated = {"pool_read_gb_s": protocol.beside.dram_gb_s, "peak_tflop_s": protocol.beside.peak_tflop_s}
+        base |= {name: rate for name, rate in stated.items() if rate is not None}
     of_method = [run for run in runs if _belongs(run, protocol)]
+    rates = rates or _own_rates(protocol)
+    missing = [name for name in _needs(protocol) if name not in rates]
+    if missing:
+        base["no_bound"] = f"no bound without {' and '.join(missing)}, which the cell rates measures"
+
+    def bound(batch: int) -> dict[str, float]:
+        at = replace(protocol, batch=batch)
+        return {} if missing else {"bound_tok_s": _tok_s(bound_block_s(at, rates, shape), batch, shape)}
+
     if not of_method:
-        yield {**base, "bound_tok_s": _tok_s(bound_block_s(protocol, rates, shape), protocol.batch, shape)}
+        yield {**base, **bound(protocol.batch)}
     for run in of_method:
         point, achieved = run.sample.point, run.sample.figures["throughput_tok_s"]
-        at = Protocol(protocol.name, point.context, point.batch, point.steps, 0.0, protocol.options)
-        bound = _tok_s(bound_block_s(at, rates, shape), point.batch, shape)
+        limit = bound(point.batch)
         yield {
             **base,
             "method": point.method,
             "achieved_batch": point.batch,
             "achieved_tok_s": achieved,
-            "bound_tok_s": bound,
             "achieved_over_protocol": achieved / base["protocol_tok_s"],
-            "achieved_over_bound": achieved / bound,
+            **limit,
+            **({"achieved_over_bound": achieved / limit["bound_tok_s"]} if limit else {}),
         }
 
 
-def _in_its_place(profile: Profile, protocol: Protocol, raw: Path | None) -> Profile:
-    """The profile with the read rate of the protocol's own pool, where its own is the median of places."""
-    rate = conditions.dram_gb_s(profile, (), raw)
-    if protocol.pool_gb_s is None or rate is None or conditions.dram_span(raw) == (1.0, 1.0):
-        return profile
-    return scaled(profile, "dram", "read_gb_s", protocol.pool_gb_s / rate)
+def _own_rates(protocol: Protocol) -> dict[str, float]:
+    """Raw rates that a protocol states itself."""
+    if "link" in protocol.options:
+        return {"h2d_gb_s": float(protocol.options["link"])}
+    return {} if protocol.beside.dram_gb_s is None else {"dram_read_gb_s": protocol.beside.dram_gb_s}
 
 
-def _at_its_rate(profile: Profile, protocol: Protocol) -> Profile:
-    """The profile with arithmetic as fast as beside a protocol of many queries, which it bounds."""
-    rate = profile.machine.cpu.peak_tflop_s
-    if protocol.name != "cpu_32q_kernel" or protocol.peak_tflop_s is None or rate is None:
-        return profile
-    return scaled(profile, "cpu", "attention_tflop_s", protocol.peak_tflop_s / rate.peak)
+def _needs(protocol: Protocol) -> tuple[str, ...]:
+    """Raw rates that the bound is made of."""
+    if "fetch" in protocol.name:
+        return ("h2d_gb_s",)
+    return (
+        ("dram_read_gb_s",) if protocol.name.startswith("cpu") else ("hbm_copy_gb_s", "hbm_read_gb_s", "gemm_tflop_s")
+    )
 
 
 def _belongs(run: Ran, protocol: Protocol) -> bool:
@@ -245,6 +268,8 @@ def foretold_block_s(protocol: Protocol, profile: Profile, shape: ModelShape) ->
     else:
         queries = shape.block_length if protocol.name == "cpu_32q_kernel" else 1
         pipeline = pipelines.build(shape, "mage-cpu-representative", queries=queries, budget=BUDGET)
+        engine = replace(profile.engine, select_overhead_us=None, stage_overhead_us=None)
+        profile = replace(profile, engine=engine)
     rows = tuple(range(protocol.batch))
     selected = pipeline.settings.selected_tokens(protocol.context)
     entries = protocol.batch * protocol.context

@@ -45,12 +45,18 @@ def read_runs(folder: Path, say: Say) -> list[Ran]:
     ConfigError
         No file of the folder is a run that ended well, or one is no JSON object.
     """
-    found = [run for path, document in documents(folder) for run in _read(path, document, say)]
+    found = list(runs_of(folder, say))
     if not found:
         raise ConfigError(
             f"{folder} holds no run that ended well; python -m benchmarks.gpu --plan table2 --out {folder} makes some"
         )
     return found
+
+
+def runs_of(folder: Path, say: Say) -> Iterator[Ran]:
+    """Runs of a folder of cells that ended well, of which there may be none."""
+    for path, document in documents(folder):
+        yield from _read(path, document, say)
 
 
 def read_cells(folder: Path, model: str, say: Say) -> list[Sample]:
@@ -118,7 +124,7 @@ def _read(path: Path, document: dict[str, Any], say: Say) -> Iterator[Ran]:
             if name in FIGURES or name.startswith("stages.")
             if value is not None
         )
-        raise_problems(check_number(rate, f"{path}: read rate beside the run", above=0) for rate in _dram_rates(result))
+        raise_problems(check_number(rate, f"{path}: read rate beside the run", above=0) for rate in pool_rates(result))
         check_arithmetic(result, str(path))
         ran = Ran(str(document["cell"]), _sample(result), dict(result["options"]), str(result["model"]))
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
@@ -134,7 +140,8 @@ def _stage_numbers(result: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         yield f"stages.{stage}.median", value
 
 
-def _dram_rates(result: dict[str, Any]) -> list[Any]:
+def pool_rates(result: Mapping[str, Any]) -> list[Any]:
+    """GB/s of reading the memory of a cell's own pool, before and after; nothing where it has none."""
     return list(dict(result.get("host_rates", {})).get(_READ_RATE, ()))
 
 
@@ -204,7 +211,7 @@ def _sample(result: dict[str, Any]) -> Sample:
     tails = {name: means[name] / median for name, median in medians.items() if median}
     total = sum(each["busy_s"] for each in sums.values())
     shares = {name: each["busy_s"] / total for name, each in sums.items()} if total else {}
-    read, peaks = _dram_rates(result), arithmetic_rates(result)
+    read, peaks = pool_rates(result), arithmetic_rates(result)
     return Sample(
         point,
         figures,

@@ -18,6 +18,7 @@ from herald_pipeline.errors import ConfigError, ProfileError, did_you_mean
 from herald_pipeline.hardware import Curve, Number, Profile, Quantity
 from herald_pipeline.scheduling.program import BatchPolicy
 from herald_pipeline.settings import GATHERS
+from herald_sim.explain import scaled
 
 NAMES = ("link", "threads", "keys", "exact", "gather", "policy", "hbm")
 """GB/s of each direction; threads of the CPU kernels; ``only`` or ``int8``; ``gpu``; ``fused`` or ``gpu``; a batch
@@ -67,6 +68,7 @@ def under(profile: Profile, conditions: Conditions, raw: Path | None) -> Profile
         elif name == "threads":
             slower = slow_down(raw, int(value))
             profile = _engine(profile, dict.fromkeys(_SELECTION, 1 / slower["selection"]))
+            profile = _many_queries(profile, share_of_threads(raw, int(value)), 1 / slower["selection"])
             gathers = ("gather_dram_efficiency", "fused_gather_dram_efficiency")
             profile = _engine(profile, dict.fromkeys(gathers, 1 / slower["dram"]))
     return profile
@@ -75,36 +77,55 @@ def under(profile: Profile, conditions: Conditions, raw: Path | None) -> Profile
 def dram_gb_s(profile: Profile, conditions: Conditions, raw: Path | None) -> float | None:
     """Host memory's read rate with the threads of a run, as the machine gave it while its selections were measured.
 
-    That is the median of the plain reads right beside the selections, where the raw tables have them: the profile's own
-    rate is of another minute, and what a selection reaches of a run's rate is what it reached of the rate beside it.
+    That is the median of the plain reads right beside the selections, where the profile states them: its own rate is of
+    another minute, and what a selection reaches of a run's rate is what it reached of the rate beside it.
     """
-    if profile.machine.dram.read_gb_s is None:
+    dram, threads = profile.machine.dram, dict(conditions).get("threads")
+    if dram.read_gb_s is None:
         return None
-    beside, threads = _by_place(raw, "selection", "read_gb_s"), dict(conditions).get("threads")
-    rate = median(beside) if beside else profile.machine.dram.read_gb_s.peak
+    rate = dram.read_gb_s.peak if dram.beside_selections_gb_s is None else median(dram.beside_selections_gb_s.values)
     return rate if threads is None else rate / slow_down(raw, int(threads))["dram"]
 
 
-def dram_span(raw: Path | None) -> tuple[float, float]:
+def dram_span(profile: Profile) -> tuple[float, float]:
     """How many times as slow the fastest and the slowest place of host memory read as their median.
 
-    Both are 1 where the raw tables know of no places.
+    Both are 1 where the profile knows of no places.
     """
-    rates = _by_place(raw, "selection", "read_gb_s") or _by_place(raw, "dram", "gb_s")
-    return (median(rates) / max(rates), median(rates) / min(rates)) if rates else (1.0, 1.0)
+    places = profile.machine.dram.beside_selections_gb_s
+    if places is None:
+        return 1.0, 1.0
+    middle = median(places.values)
+    return middle / max(places.values), middle / min(places.values)
 
 
-def _by_place(raw: Path | None, name: str, column: str) -> list[float]:
-    """Rates of the places of host memory in a raw table; none where it has no places."""
-    file = None if raw is None else raw / f"{name}.csv"
-    if file is None or not file.is_file():
-        return []
-    with file.open(encoding="utf-8", newline="") as lines:
-        return [float(row[column]) for row in csv.DictReader(lines) if row.get("case") == BY_PLACE and row.get(column)]
+def slowed(profile: Profile, slower_dram: float = 1.0, slower_cpu: float = 1.0) -> Profile:
+    """The profile on a host whose memory, and whose widest arithmetic, are so many times as slow.
+
+    Of what queries add to a selection, exponentials, importance and top-k do not use that unit: :func:`of_widest` is
+    what follows it.
+    """
+    if slower_dram != 1.0:
+        profile = scaled(profile, "dram", "read_gb_s", 1.0 / slower_dram)
+    peak = profile.machine.cpu.peak_tflop_s
+    if slower_cpu != 1.0:
+        follows = 1.0 if peak is None else of_widest(peak.peak)
+        profile = scaled(profile, "cpu", "attention_tflop_s", 1.0 / (1.0 - follows + follows * slower_cpu))
+    return profile
 
 
-BY_PLACE = "by place"
-"""Rows of raw tables that are of one place of host memory."""
+def of_widest(peak_tflop_s: float) -> float:
+    """Share of the time which queries add to a selection that is the widest unit's, at its rate of ``peak_tflop_s``."""
+    (rate, time), (other_rate, other_time) = _LINES
+    per_rate = (other_time - time) / (1.0 / other_rate - 1.0 / rate)
+    rest = time - per_rate / rate
+    return per_rate / (per_rate + rest * peak_tflop_s)
+
+
+_LINES = ((27.8, 4.8), (18.3, 6.7))
+"""TFLOP/s of the matrix units alone, and nanoseconds that a query adds to a key and thread: two quiet machines, the
+kernels by themselves (docs/kernels.md, "A line"). So 0.75 of these follow the units at 29 TFLOP/s. By phases it is 0.72
+there: of 144 ns importance takes 20 and exponentials about 20."""
 _SELECTION = (
     "select_dram_efficiency",
     "select_keys_dram_efficiency",
@@ -136,6 +157,12 @@ def slow_down(raw: Path | None, threads: int) -> dict[str, float]:
         times = np.interp(np.log(min(threads, at[-1])), np.log(at), [np.log(seconds[n]) for n in at])
         found[name] = float(np.exp(times)) / seconds[at[-1]]
     return found
+
+
+def share_of_threads(raw: Path | None, threads: int) -> float:
+    """``threads`` over those that the profile was measured with; more of them are no more than measured."""
+    most = max(_by_threads(raw, "selection"), default=threads)
+    return min(threads, most) / most
 
 
 def _by_threads(raw: Path | None, name: str) -> Mapping[int, float]:
@@ -189,6 +216,15 @@ def _engine(profile: Profile, factors: Mapping[str, float]) -> Profile:
         if (quantity := getattr(profile.engine, name)) is not None
     }
     return replace(profile, engine=replace(profile.engine, **changed))
+
+
+def _many_queries(profile: Profile, share: float, of_one: float) -> Profile:
+    """Arithmetic of several queries, which nothing but threads bounds, at ``share`` of its rate in place of ``of_one``."""
+    found = profile.engine.select_flops_efficiency
+    if not isinstance(found, Curve):
+        return profile
+    y = tuple(y if x <= 1 else y * share / of_one for x, y in zip(found.x, found.y, strict=True))
+    return replace(profile, engine=replace(profile.engine, select_flops_efficiency=replace(found, y=y)))
 
 
 def _mapped(quantity: Quantity, change: Any) -> Quantity:

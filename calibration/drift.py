@@ -36,6 +36,9 @@ class Beside:
         return self.dram_gb_s is not None or self.peak_tflop_s is not None
 
 
+UNKNOWN = Beside(False, None, None)
+
+
 def beside(samples: Sequence[Sample], many_queries: bool) -> Beside:
     """Mean rates of those runs that state them."""
     read = [sample.dram_gb_s for sample in samples if sample.dram_gb_s is not None]
@@ -50,26 +53,27 @@ def unsteady(sample: Sample, many_queries: bool) -> bool:
     return change is not None and change > MAX_DRIFT
 
 
-def slower(found: Beside, sample: Sample, profile: Profile, raw: Path | None) -> dict[str, float]:
+def slower(found: Beside, met: conditions.Conditions, profile: Profile, raw: Path | None) -> dict[str, float]:
     """How many times as slow as at calibration memory (``slower_dram``) and arithmetic (``slower_cpu``) ran.
 
-    What the runs or the profile do not state is left out. ``sample`` is any of the runs.
+    What the runs or the profile do not state is left out. ``met`` are the conditions of the runs.
     """
     times = {}
     if found.dram_gb_s is not None:
-        calibrated = conditions.dram_gb_s(profile, sample.point.conditions, raw)
+        calibrated = conditions.dram_gb_s(profile, met, raw)
         if calibrated is not None:
             times["slower_dram"] = calibrated / found.dram_gb_s
-    peak = profile.machine.cpu.peak_tflop_s
-    # The profile's rate is of its own threads.
-    if found.peak_tflop_s is not None and peak is not None and "threads" not in dict(sample.point.conditions):
-        times["slower_cpu"] = peak.peak / found.peak_tflop_s
+    peak, threads = profile.machine.cpu.peak_tflop_s, dict(met).get("threads")
+    if found.peak_tflop_s is not None and peak is not None:
+        # The runs' rate is of their own threads.
+        share = 1.0 if threads is None else conditions.share_of_threads(raw, int(threads))
+        times["slower_cpu"] = share * peak.peak / found.peak_tflop_s
     return times
 
 
-def span(raw: Sequence[Path | None]) -> tuple[float, float]:
+def span(profiles: Sequence[Profile]) -> tuple[float, float]:
     """How many times as slow as at calibration host memory was in its fastest and in its slowest place then."""
-    spans = [conditions.dram_span(folder) for folder in raw]
+    spans = [conditions.dram_span(profile) for profile in profiles]
     return min(fastest for fastest, _ in spans), max(slowest for _, slowest in spans)
 
 

@@ -22,6 +22,8 @@ from herald_pipeline.units import GB
 
 SHARE = 0.75
 """Of host memory; a run's pool of 80 requests of 32K takes 0.79 of what the smallest host that holds it has."""
+BY_PLACE = "by place"
+"""Rows of raw tables that are of one place of host memory."""
 LEAST_LAYERS = 3
 """Layers of a host that is small, and where few points are asked for (``--quick``)."""
 PARTS = frozenset({"dram", "selection", "gather"})

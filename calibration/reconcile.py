@@ -36,7 +36,6 @@ from calibration.variation import COVERAGE, deviation, geometric_mean, pooled, u
 from herald_pipeline import trace
 from herald_pipeline.hardware import Profile, Provenance
 from herald_pipeline.model import ModelShape
-from herald_sim.explain import scaled
 from herald_sim.simulate import simulate
 
 
@@ -74,11 +73,7 @@ def predictor(profile: Profile, shape: ModelShape, *, traced: bool = False, raw:
 
     def predict(point: Point, /, slower_dram: float = 1.0, slower_cpu: float = 1.0) -> Sample:
         pipeline, work = point.pipeline(shape), point.workload()
-        met = conditions.under(profile, point.conditions, raw)
-        if slower_dram != 1.0:
-            met = scaled(met, "dram", "read_gb_s", 1.0 / slower_dram)
-        if slower_cpu != 1.0:
-            met = scaled(met, "cpu", "attention_tflop_s", 1.0 / slower_cpu)
+        met = conditions.slowed(conditions.under(profile, point.conditions, raw), slower_dram, slower_cpu)
         if not traced:
             return sample_of(point, simulate(pipeline, met, work, beyond_memory=True))
         with tempfile.TemporaryDirectory() as folder:
@@ -126,10 +121,10 @@ def _point(samples: Sequence[Sample], shape: ModelShape, calibrations: Sequence[
     plain = [calibration.predict(point) for calibration in calibrations]
     host = drift.beside(counted, many_queries)
     if host.known:
-        slower = [drift.slower(host, counted[0], c.profile, c.raw) for c in calibrations]
+        slower = [drift.slower(host, point.conditions, c.profile, c.raw) for c in calibrations]
         predictions = [c.predict(point, **s) if s else p for p, s, c in zip(plain, slower, calibrations, strict=True)]
         met, cpu = (_mean([s.get(name) for s in slower]) for name in ("slower_dram", "slower_cpu"))
-        span = drift.span([calibration.raw for calibration in calibrations])
+        span = drift.span([calibration.profile for calibration in calibrations])
     else:
         drifts = [_reference_drift(counted, calibration) for calibration in calibrations]
         each = zip(plain, drifts, calibrations, strict=True)

@@ -245,7 +245,10 @@ def transfer_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def ceilings_text(found: Mapping[str, Any]) -> str:
-    """A line a ceiling: predicted, by protocol, the bound of raw rates, and what its method reached end to end."""
+    """A line a ceiling: predicted, by protocol, the bound of raw rates, and what its method reached end to end.
+
+    Beneath, the rates beside a protocol with which it was predicted, and why one has no bound.
+    """
 
     def plain(row: Mapping[str, Any], name: str) -> str:
         return f"{row[name]:.1f}" if name in row else "-"
@@ -268,4 +271,19 @@ def ceilings_text(found: Mapping[str, Any]) -> str:
     header = (
         "ceiling", "at", "predicted", "by protocol", "error", "bound", "method", "achieved", "of protocol", "of bound",
     )  # fmt: skip
-    return "\n".join([table(header, lines), *(f"ERROR {text}" for text in found["errors"])])
+    notes = dict.fromkeys(note for row in found["rows"] for note in _ceiling_notes(row))
+    return "\n".join([table(header, lines), *notes, *(f"ERROR {text}" for text in found["errors"])])
+
+
+def _ceiling_notes(row: Mapping[str, Any]) -> Iterable[str]:
+    at = f"{row['name']} {row['context']} x {row['batch']}"
+    rates = (
+        ("slower_dram", "its pool read at", "pool_read_gb_s", "GB/s"),
+        ("slower_cpu", "the host's arithmetic ran at", "peak_tflop_s", "TFLOP/s"),
+    )
+    said = [f"{what} {row[rate]:.1f} {unit} ({row[slower]:.2f} times as slow as the profile's)"
+        for slower, what, rate, unit in rates if slower in row]  # fmt: skip
+    if said:
+        yield f"{at}: predicted with the rates beside it: {'; '.join(said)}"
+    if "no_bound" in row:
+        yield f"{at}: {row['no_bound']}"

@@ -48,6 +48,7 @@ DESCRIPTIVE: Mapping[str, str] = {
     "machine.cpu.cores": "what the cores reach together is priced: cpu.attention_tflop_s and dram.read_gb_s",
     "machine.cpu.threads": "what the threads reach together is priced: cpu.attention_tflop_s and dram.read_gb_s",
     "machine.cpu.peak_tflop_s": "what selections reach is priced: cpu.attention_tflop_s",
+    "machine.dram.beside_selections_gb_s": "what reads host memory is priced by dram.read_gb_s",
 }
 """Numbers that describe a machine and that nothing is computed from, with what is computed from instead."""
 
@@ -97,12 +98,19 @@ class Cpu:
 
 @dataclass(frozen=True, slots=True)
 class Dram:
-    """Host memory. ``read_gb_s`` is the raw streaming rate of all threads together."""
+    """Host memory. ``read_gb_s`` is the raw streaming rate of all threads together.
+
+    ``beside_selections_gb_s`` is the same rate right beside the selections that the profile was measured with, over the
+    place of what was read (GB, from the begin of a pool that takes most of host memory to the middle of what was read).
+    It prices nothing: what selections reached is a share of its median, and a run's own rate is held against that.
+    Absent: memory was read in one place, at ``read_gb_s``.
+    """
 
     capacity_gb: Quantity | None = _quantity("GB", "memory")
     read_gb_s: Quantity | None = _quantity(
         "GB/s", "dram", "select", "select_keys", "select_int8", "gather", "gather_fused", "proxy"
     )
+    beside_selections_gb_s: Quantity | None = _quantity("GB/s", "selection", optional=True)
 
 
 class LinkKind(StrEnum):

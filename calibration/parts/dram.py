@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from itertools import cycle
 
 from calibration.bench import Bench, Part, Row, Value, row_of
-from calibration.conditions import BY_PLACE
-from calibration.host_pool import HostPool, host_pool, over_places
+from calibration.host_pool import BY_PLACE, HostPool, host_pool, over_places
 from calibration.timing import Timing, Work, spread
 from herald_exec import kernels
 from herald_pipeline.units import GB, MIB

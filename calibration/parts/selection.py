@@ -7,9 +7,10 @@ ones with a block's queries take longer for a FLOP, because threads share heads,
 
 Where a pool lies in memory decides up to a tenth of the time, whatever reads it, and on one virtual machine up to a
 third: the layers of a run's 107 GB were scanned at 82 to 127 GB/s. So on a server calls go round places at even
-distances in most of host memory (:mod:`calibration.host_pool`), and the median is that of these. The raw table has the
-largest selection and a plain read of every place, which tells whether a read shows what place does to a scan. What
-many queries are bound by moves as well: the rate of the widest arithmetic alone is taken before and after all of them.
+distances in most of host memory (:mod:`calibration.host_pool`), and the median is that of these. Every place is
+selected over and read plainly: the raw table tells whether a read shows what place does to a scan, and the profile
+states the reads, which a run's own are held against. What many queries are bound by moves as well: the rate of the
+widest arithmetic alone is taken before and after all of them.
 """
 
 import statistics
@@ -24,8 +25,7 @@ from scipy.optimize import nnls
 
 from calibration import fewer_bytes
 from calibration.bench import Bench, Part, Row, Value, pinned, row_of, widest
-from calibration.conditions import BY_PLACE
-from calibration.host_pool import HostPool, extents, grid, host_pool, over_places
+from calibration.host_pool import BY_PLACE, HostPool, extents, grid, host_pool, over_places
 from calibration.timing import Timing
 from herald_exec import kernels
 from herald_pipeline.model import bytes_per_element
@@ -130,6 +130,8 @@ def measure(bench: Bench) -> Part:
         units = f"{threads} thread(s), unit {rates[0][0]}, mean of right before the selections and right after"
         mean = statistics.fmean(rate for _, rate in rates)
         part.values.append(Value("machine.cpu.peak_tflop_s", "TFLOP/s", mean, note=units))
+    if by_place:
+        part.values.append(_read_by_place(host_pool(bench), by_place, threads))
     if bench.on_cuda:
         reading = {size: size / (y * dram) for size, y in zip(at, share, strict=True)}  # type: ignore[arg-type]
         many = [p for p in points if p.queries == bench.block_length]
@@ -183,6 +185,17 @@ def _by_place(bench: Bench, select: Callable[[int], object]) -> dict[int, tuple[
                 select(layer)
                 selected.append(time.perf_counter() - begun)
     return found
+
+
+def _read_by_place(pool: HostPool, by_place: Mapping[int, tuple[list[float], list[float]]], threads: int) -> Value:
+    """Rates of plain reads right beside the selections, over the middle of each place."""
+    rates = tuple(pool.layer_bytes / statistics.median(read) / GB for _, read in by_place.values())
+    middles = tuple(round(pool.place_gb(layer) + pool.layer_bytes / GB / 2, 2) for layer in by_place)
+    differ, note = (
+        round(Timing(BY_PLACE, rates, 0).spread, 4),
+        f"{threads} thread(s), medians of {_ROUNDS} reads a place",
+    )
+    return Value("machine.dram.beside_selections_gb_s", "GB/s", rates, middles, "GB", differ, note)
 
 
 def _place_row(pool: HostPool, layer: int, selected: list[float], read: list[float]) -> Row:

@@ -129,6 +129,17 @@ def test_each_place_is_scanned_and_read(bench):
     }  # fmt: skip
 
 
+def test_the_profile_states_the_reads_beside_its_selections_by_place(bench):
+    bench.found["machine.dram.read_gb_s"] = parts.get("dram")(bench).values[0].y
+    part = parts.get("selection")(bench)
+    (read,) = (value for value in part.values if value.path == "machine.dram.beside_selections_gb_s")
+    rows = [row for row in part.rows if row.get("case") == "by place"]
+    assert read.y == pytest.approx([row["read_gb_s"] for row in rows], rel=1e-3)
+    size_gb = bench.host_pool.layer_bytes / 1e9
+    assert read.x == pytest.approx([(place + 0.5) * size_gb for place in range(LAYERS)], abs=0.01)
+    assert (read.unit, read.x_unit) == ("GB/s", "GB")
+
+
 def test_the_arithmetic_beside_selections_is_the_mean_of_before_and_after(bench, monkeypatch):
     bench.found["machine.dram.read_gb_s"] = parts.get("dram")(bench).values[0].y
     rates = iter([("amx", 20.0), ("amx", 30.0)])

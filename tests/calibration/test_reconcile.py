@@ -11,7 +11,7 @@ from calibration.reconcile import reconcile as reconcile_all
 from calibration.report import judged
 from calibration.text import report_text
 from herald_pipeline import catalogue
-from herald_pipeline.hardware import Number
+from herald_pipeline.hardware import Curve, Number
 from tests.calibration.conftest import point, sample, training
 
 
@@ -208,36 +208,35 @@ def test_a_single_run_during_which_what_bounds_it_changed_speed_is_listed_and_no
     assert judged or "speed changed by more than 30% during it: not judged" in report_text(report)
 
 
-PLACES = "threads,gb_s,seconds,case\n15,150,0.03,\n,150,0.03,by place\n,120,0.04,by place\n,80,0.06,by place\n"
-"""A profile of 120 GB/s, the median of its places."""
+def over_places(profile, *gb_s):
+    """The profile, with what host memory read at beside its selections, by place."""
+    places = tuple(float(1 + place) for place in range(len(gb_s)))
+    read = Curve(places, gb_s, "GB", "GB/s", profile.machine.dram.read_gb_s.origin)
+    dram = replace(profile.machine.dram, beside_selections_gb_s=read)
+    return replace(profile, machine=replace(profile.machine, dram=dram))
 
 
 @pytest.mark.parametrize(("times_as_slow", "judged"), [(1.9, True), (2.0, False), (0.63, True), (0.6, False)])
-def test_a_pool_may_lie_in_the_fastest_or_the_slowest_place_of_the_profile_s(
-    profile, shape, tmp_path, times_as_slow, judged
-):
+def test_a_pool_may_lie_in_the_fastest_or_the_slowest_place_of_the_profile_s(profile, shape, times_as_slow, judged):
     # 120 / 80 = 1.5 times as slow and 120 / 150 = 0.8 times, and a drift of 1.3 beyond either.
-    (tmp_path / "dram.csv").write_text(PLACES, encoding="utf-8")
-    (run,) = beside(100.0, profile.machine.dram.read_gb_s.peak / times_as_slow)
-    calibration = Calibration(profile, lambda p, slower_dram=1.0: sample(100.0 / slower_dram), raw=tmp_path)
+    (run,) = beside(100.0, 120.0 / times_as_slow)
+    places = over_places(profile, 150.0, 120.0, 80.0)
+    calibration = Calibration(places, lambda p, slower_dram=1.0: sample(100.0 / slower_dram))
     found = only(reconcile_all([run], shape, [calibration]))
     assert (found.refused == "") is judged
     assert found.throughput.predicted == pytest.approx(100.0 / times_as_slow)
 
 
-def test_the_rate_that_a_pool_is_held_against_is_that_beside_the_profile_s_selections(profile, shape, tmp_path):
+def test_the_rate_that_a_pool_is_held_against_is_that_beside_the_profile_s_selections(profile, shape):
     # The profile's own rate is of another minute: beside its selections memory read at 150 GB/s, the run's pool at 100.
-    (tmp_path / "selection.csv").write_text(
-        "case,gb_s,read_gb_s\n,90,\nby place,120,140\nby place,130,150\nby place,140,160\n", encoding="utf-8"
-    )
     (run,) = beside(100.0, 100.0)
-    calibration = Calibration(profile, lambda p, slower_dram=1.0: sample(100.0 / slower_dram), raw=tmp_path)
+    places = over_places(profile, 140.0, 150.0, 160.0)
+    calibration = Calibration(places, lambda p, slower_dram=1.0: sample(100.0 / slower_dram))
     assert only(reconcile_all([run], shape, [calibration])).drift == pytest.approx(1.5)
 
 
-def test_a_drift_by_the_reference_knows_no_places(profile, shape, tmp_path):
-    (tmp_path / "dram.csv").write_text(PLACES, encoding="utf-8")
-    calibration = Calibration(profile, predicting(100.0), 0.010, raw=tmp_path)
+def test_a_drift_by_the_reference_knows_no_places(profile, shape):
+    calibration = Calibration(over_places(profile, 150.0, 120.0, 80.0), predicting(100.0), 0.010)
     runs = [sample(100.0, reference_s=0.014)] * 2
     assert only(reconcile_all(runs, shape, [calibration])).refused
 
