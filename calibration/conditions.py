@@ -219,7 +219,7 @@ def _engine(profile: Profile, factors: Mapping[str, float]) -> Profile:
 
 
 def _many_queries(profile: Profile, share: float, of_one: float) -> Profile:
-    """Arithmetic of several queries, which nothing but threads bounds, at ``share`` of its rate in place of ``of_one``."""
+    """Arithmetic of several queries, which threads alone bound, at ``share`` of its rate in place of ``of_one``."""
     found = profile.engine.select_flops_efficiency
     if not isinstance(found, Curve):
         return profile

@@ -1,5 +1,7 @@
 """Conditions of a run as changes of the prediction."""
 
+from dataclasses import replace
+
 import pytest
 
 from calibration import conditions
@@ -7,6 +9,7 @@ from calibration.points import Point
 from calibration.reconcile import predictor
 from herald_pipeline import catalogue, hardware_io
 from herald_pipeline.errors import ConfigError, ProfileError
+from herald_pipeline.hardware import Curve, Number
 
 HARDWARE = "h100-sxm-80g_xeon-8481c"
 
@@ -24,6 +27,28 @@ def raw(tmp_path):
 
 def test_fewer_threads_take_as_much_longer_as_the_raw_tables_say(raw):
     assert conditions.slow_down(raw, 4) == {"selection": pytest.approx(2.0), "dram": pytest.approx(2.0)}
+
+
+def test_arithmetic_of_many_queries_scales_with_threads_and_one_query_as_the_raw_tables_say(raw):
+    profile = hardware_io.resolve(HARDWARE)
+    shares = Curve((1.0, 32.0), (0.6, 0.9), "queries", "share", profile.machine.dram.read_gb_s.origin)
+    profile = replace(profile, engine=replace(profile.engine, select_flops_efficiency=shares))
+    met = conditions.under(profile, (("threads", 4),), raw)
+    assert met.engine.select_flops_efficiency.y == (pytest.approx(0.6 / 2.0), pytest.approx(0.9 * 4 / 15))
+
+
+def test_more_threads_than_the_profile_was_measured_with_are_no_faster(raw):
+    assert conditions.share_of_threads(raw, 16) == 1.0
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(18.3, 6.7 / 4.8), (27.8, 1.0)])
+def test_a_query_takes_as_long_at_a_rate_of_the_matrix_units_as_the_kernels_took_there(rate, expected):
+    profile = hardware_io.resolve(HARDWARE)
+    peak = Number(27.8, "TFLOP/s", profile.machine.dram.read_gb_s.origin)
+    profile = replace(profile, machine=replace(profile.machine, cpu=replace(profile.machine.cpu, peak_tflop_s=peak)))
+    slow = conditions.slowed(profile, slower_cpu=27.8 / rate)
+    before, after = (one.machine.cpu.attention_tflop_s.peak for one in (profile, slow))
+    assert before / after == pytest.approx(expected)
 
 
 def test_threads_without_raw_tables_are_refused(tmp_path):

@@ -163,14 +163,14 @@ def test_arithmetic_says_nothing_of_a_run_of_one_query_or_with_a_profile_that_do
         assert found.throughput.error == pytest.approx(0.0)
 
 
-def test_arithmetic_of_other_threads_than_the_profile_s_is_not_held_against_its_own(with_peak, shape, tmp_path):
+def test_arithmetic_of_fewer_threads_is_held_against_as_many_of_the_profile_s(with_peak, shape, tmp_path):
     for name in ("selection", "dram"):
         (tmp_path / f"{name}.csv").write_text("threads,seconds\n5,0.08\n15,0.04\n", encoding="utf-8")
     half = with_peak.machine.dram.read_gb_s.peak / 2
     run = sample(100.0, method="mage-cpu", conditions=(("threads", 5),))
-    run = replace(run, dram_gb_s=half, peak_tflop_s=7.0)
+    run = replace(run, dram_gb_s=half, peak_tflop_s=5.0)
     found = only(reconcile_all([run], shape, [Calibration(with_peak, by_both, raw=tmp_path)]))
-    assert (found.drift, found.cpu_drift, found.refused) == (pytest.approx(1.0), None, "")
+    assert (found.drift, found.cpu_drift) == (pytest.approx(1.0), pytest.approx(20.0 * 5 / 15 / 5.0))
 
 
 @pytest.mark.parametrize(("peak", "judged"), [(15.5, True), (15.0, False), (25.5, True), (26.5, False)])
