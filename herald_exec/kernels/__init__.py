@@ -26,6 +26,7 @@ except ImportError as error:
 from . import reference
 from .bandwidth import (
     kept_read_gb_s,
+    many_queries_gb_s,
     memcpy_gb_s,
     peak_gflops,
     pool_read_gb_s,
@@ -59,6 +60,7 @@ __all__ = [
     "gather",
     "kept_read_gb_s",
     "kernel_kind",
+    "many_queries_gb_s",
     "memcpy_gb_s",
     "peak_gflops",
     "pool_read_gb_s",

@@ -16,7 +16,7 @@ cdef extern from "herald.h" nogil:
         int dtype, head_dim, num_heads, num_slots, num_layers
 
     ctypedef struct herald_tuning:
-        int distance, streams, turned, tiles, rows_ahead, bulk, even
+        int distance, streams, turned, tiles, rows_ahead, bulk, even, trial
 
     ctypedef struct herald_gather_tuning:
         int ahead, level, scattered, streaming
@@ -164,7 +164,7 @@ def select(int tier, View kv, View draft, View keys8, double candidates, int res
     args.paper_like, args.threads = paper_like, threads
     args.tuning.distance, args.tuning.streams, args.tuning.turned = tuning[0], tuning[1], tuning[2]
     args.tuning.tiles, args.tuning.rows_ahead, args.tuning.bulk = tuning[3], tuning[4], tuning[5]
-    args.tuning.even = tuning[6]
+    args.tuning.even, args.tuning.trial = tuning[6], tuning[7]
     args.max_k = indices.shape[2]
     args.output, args.counts, args.status = &output[0, 0, 0, 0], &counts[0, 0], &status[0, 0]
     args.indices = &indices[0, 0, 0] if indices.shape[2] > 0 else NULL

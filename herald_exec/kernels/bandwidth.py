@@ -1,15 +1,20 @@
 """Ceilings measured with the kernels' own threads: DRAM reads and copies."""
 
 import statistics
+import time
+
+import numpy as np
 
 from herald_pipeline.errors import CapacityError, ConfigError, check_number, unknown_name
 
 from . import _core, kept
 from .dispatch import tier_index
-from .selection import check_threads
+from .selection import check_threads, select
 from .store import PagedKV
 
 _PEAKS = {"fma": 0, "bf16_dot": 1, "amx": 2}
+_TOKENS, _HEADS_A_THREAD, _LEAST_CALLS = 16384, 4, 3
+"""Of the reference selection, which fits no cache; and is smaller than the memory that a sweep keeps for its pools."""
 
 
 def _mapped(num_bytes: int) -> int:
@@ -72,6 +77,37 @@ def widest_unit_tflop_s(threads: int | None = None) -> tuple[str, float] | None:
         if peak is not None:
             return unit, peak / 1e3
     return None
+
+
+def many_queries_gb_s(
+    num_heads: int, num_kv_heads: int, head_dim: int, queries: int, threads: int | None = None, seconds: float = 0.3
+) -> float:
+    """GB/s of K and V that the work of ``queries`` queries a token would allow if reading took no time.
+
+    What many queries reach moves with everything that a virtual machine shares: matrix units, caches, memory. No single
+    one of them tells it. So this is a reference, to be measured beside what it is compared with: selections over
+    requests of 16,384 tokens in memory of their own, bf16, four KV heads a thread, budget 5%, again and again for
+    ``seconds`` behind a first call; of their median the time of a plain read of the same memory is taken away.
+    """
+    count = check_threads(threads)
+    problem = check_number(seconds, "seconds", minimum=0.0)
+    if problem:
+        raise ConfigError(problem)
+    most = (kept.LEAST_BYTES - 1) // (4 * head_dim * _TOKENS)
+    rows = max(1, min(_HEADS_A_THREAD * count, most) // num_kv_heads)
+    slots, lengths = np.arange(rows), np.full(rows, _TOKENS)
+    q = np.random.default_rng(0).standard_normal((rows, queries, num_heads, head_dim), dtype=np.float32)
+    k, took = np.full(rows, _TOKENS // 20), []
+    with PagedKV(1, rows, num_kv_heads, _TOKENS, head_dim, "bf16") as pool:
+        pool.fill_normal(0, count)
+        while len(took) < _LEAST_CALLS or sum(took) < seconds:
+            begun = time.perf_counter()
+            select(pool, 0, slots, lengths, q, k, threads=count)
+            took.append(time.perf_counter() - begun)
+        whole_s = statistics.median(took[1:])
+        read_s = pool.nbytes / pool_read_gb_s(pool, count) / 1e9
+        # Reading is a small part of it: were it not, the queries would not be many, and bound nothing.
+        return pool.nbytes / max(whole_s - read_s, whole_s / 10) / 1e9
 
 
 def memcpy_gb_s(num_bytes: int, threads: int | None = None, repeats: int = 5) -> float:

@@ -47,6 +47,8 @@ class Tuning:
         is then ignored).
     even
         With fewer than 16 query rows: prefetches go on while scores become probabilities, in place of resting there.
+    trial
+        Sum of the switches ``HERALD_TRY_..`` of ``csrc/herald.h``, which are being measured.
     """
 
     distance: int = 0
@@ -56,9 +58,10 @@ class Tuning:
     rows_ahead: int = 32
     bulk: bool = False
     even: bool = False
+    trial: int = 0
 
     def __post_init__(self) -> None:
-        _checked({"distance": (0, 128), "streams": (1, 8), "rows_ahead": (0, 256)}, self)
+        _checked({"distance": (0, 128), "streams": (1, 8), "rows_ahead": (0, 256), "trial": (0, 255)}, self)
 
     def numbers(self) -> tuple[int, ...]:
         """As the extension takes them."""

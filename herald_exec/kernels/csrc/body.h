@@ -328,6 +328,22 @@ static char *FN(take)(char **from, size_t bytes) {
 static size_t FN(p_tile_few)(int rows) { return sizeof(float) * HERALD_TILE * (size_t)rows; }
 static size_t FN(p_max_few)(int rows) { return (size_t)rows; }
 
+/* Tiles that this thread scans, counted from the chunk's first: those behind are not asked for. */
+INLINE int64_t scanned_tiles(const herald_attend *args) {
+    if (!(args->tuning.trial & HERALD_TRY_EDGES)) return INT64_MAX;
+    return (args->num_keys + args->follow + HERALD_TILE - 1) / HERALD_TILE;
+}
+
+/* As a scan begins, the tiles that no other tile's work asks for. */
+static void FN(ask_first)(const herald_attend *args, int64_t tiles, int64_t k_bytes, int64_t v_bytes) {
+    if (!args->begins || !(args->tuning.trial & HERALD_TRY_EDGES)) return;
+    int64_t most = scanned_tiles(args);
+    for (int64_t tile = 0; tile < tiles && tile < most; tile++) {
+        prefetch_bytes(args->stream.k + tile * args->stream.tile_bytes, k_bytes);
+        prefetch_bytes(args->stream.v + tile * args->stream.tile_bytes, v_bytes);
+    }
+}
+
 /* What is asked for while tile `tile` is worked on. Distance counts half pages (a K tile, a V tile): 1 asks for the page's
  * V while its K is scored and for the next page's K while V is summed; 2 n asks for K during K and V during V, n pages on. */
 static void FN(ahead_of)(const herald_attend *args, int64_t tile, const char **during_k, const char **during_v) {
@@ -339,6 +355,9 @@ static void FN(ahead_of)(const herald_attend *args, int64_t tile, const char **d
         *during_k = args->stream.k + (tile + (halves + 1) / 2) * bytes;
         *during_v = args->stream.v + (tile + (halves + 1) / 2) * bytes;
     }
+    int64_t tiles = scanned_tiles(args);
+    if (tile + (halves + 1) / 2 >= tiles) *during_v = NULL;
+    if (tile + (halves % 2 && args->output ? halves / 2 : (halves + 1) / 2) >= tiles) *during_k = NULL;
 }
 
 static void FN(attend_few)(const herald_attend *args) {
@@ -360,6 +379,7 @@ static void FN(attend_few)(const herald_attend *args) {
     int64_t qk_steps = (HERALD_TILE / QK_KEYS) * chunks, tile_steps = QK_TILE_STEPS(args);
     int even = fetch && tuning->even, more = even ? softmax_steps(rows) : 0;
     char *tiles = START_TILES(args, &scratch);
+    if (fetch) FN(ask_first)(args, (tuning->distance + 1) / 2, tile_half, args->output ? tile_half : 0);
     for (int64_t first = 0, tile = 0; first < args->num_keys; first += HERALD_TILE, tile++) {
         int n = (int)(args->num_keys - first < HERALD_TILE ? args->num_keys - first : HERALD_TILE);
         const char *k = args->stream.k + tile * args->stream.tile_bytes;
@@ -450,11 +470,12 @@ static void FN(scan_int8)(const herald_attend *args) {
     int fetch = ahead_tiles > 0 && !args->tuning.bulk, more = fetch && args->tuning.even ? softmax_steps(rows) : 0;
     int64_t at_once = tiles ? INT8_TILE_STEPS(args) : HERALD_TILE / QK_KEYS * steps; /* steps of the scores */
     for (int row = 0; row < rows; row++) args->m[row] = HERALD_SCORE_MIN, args->l[row] = 0.0f;
+    if (fetch) FN(ask_first)(args, ahead_tiles, args->stream.tile_bytes, 0);
     for (int64_t first = 0, tile = 0; first < args->num_keys; first += HERALD_TILE, tile++) {
         int n = (int)(args->num_keys - first < HERALD_TILE ? args->num_keys - first : HERALD_TILE);
         const char *k = args->stream.k + tile * args->stream.tile_bytes;
         const float *scale = (const float *)(k + HERALD_TILE * stride);
-        const char *next = fetch ? k + ahead_tiles * args->stream.tile_bytes : NULL;
+        const char *next = fetch && tile + ahead_tiles < scanned_tiles(args) ? k + ahead_tiles * args->stream.tile_bytes : NULL;
         if (args->tuning.bulk) read_in_bulk(k, args->stream.tile_bytes);
         float *p = (float *)(args->p + (size_t)tile * FN(p_tile_few)(rows));
         prefetch ahead = prefetch_of(next, args->stream.tile_bytes, tiles ? at_once + more : at_once, &args->tuning);

@@ -54,17 +54,45 @@ static void FN(configure)(void) {
     _tile_loadconfig(&config);
 }
 
+/* 16 x 16 words: tile[i] word j to tile[j] word i. */
+INLINE void transpose(const __m512i *from, char *to) {
+    __m512i a[16], b[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i += 2) {
+        a[i] = _mm512_unpacklo_epi32(from[i], from[i + 1]);
+        a[i + 1] = _mm512_unpackhi_epi32(from[i], from[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+        b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
+        b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
+        b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
+        b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
+    }
+    /* b[4 q + r]: part p = words of column 4 p + r, rows 4 q .. 4 q + 3 */
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; r++) {
+        __m512i x = _mm512_shuffle_i32x4(b[r], b[4 + r], 0x88), y = _mm512_shuffle_i32x4(b[8 + r], b[12 + r], 0x88);
+        __m512i z = _mm512_shuffle_i32x4(b[r], b[4 + r], 0xdd), w = _mm512_shuffle_i32x4(b[8 + r], b[12 + r], 0xdd);
+        _mm512_storeu_si512(to + 64 * r, _mm512_shuffle_i32x4(x, y, 0x88));
+        _mm512_storeu_si512(to + 64 * (8 + r), _mm512_shuffle_i32x4(x, y, 0xdd));
+        _mm512_storeu_si512(to + 64 * (4 + r), _mm512_shuffle_i32x4(z, w, 0x88));
+        _mm512_storeu_si512(to + 64 * (12 + r), _mm512_shuffle_i32x4(z, w, 0xdd));
+    }
+}
+
 /* Q^T tiles [group of 16 rows][32 d]: row = pair of d, column = query row. */
 static void FN(pack_queries)(const herald_attend *args, int groups, char *to) {
     int dim = args->head_dim, blocks = dim / 32;
-    memset(to, 0, (size_t)groups * (size_t)blocks * TILE_BYTES);
-    for (int row = 0; row < args->rows; row++)
-        for (int block = 0; block < blocks; block++) {
-            const float *from = args->q + row * dim + block * 32;
-            uint32_t pairs[16];
-            _mm512_storeu_si512(pairs, herald_pack_bf16(vf_load(from), vf_load(from + 16)));
-            char *column = to + (row / 16 * blocks + block) * TILE_BYTES + row % 16 * 4;
-            for (int pair = 0; pair < 16; pair++) memcpy(column + pair * 64, pairs + pair, 4);
+    for (int group = 0; group < groups; group++)
+        for (int block = 0; block < blocks; block++, to += TILE_BYTES) {
+            __m512i pairs[16];
+            for (int i = 0; i < 16; i++) {
+                const float *from = args->q + (16 * group + i) * dim + block * 32;
+                pairs[i] = 16 * group + i < args->rows ? herald_pack_bf16(vf_load(from), vf_load(from + 16))
+                                                       : _mm512_setzero_si512();
+            }
+            transpose(pairs, to);
         }
 }
 
@@ -248,33 +276,6 @@ static void herald_amx_int8_tiles(const herald_attend *args, const char *tiles, 
 
 /* ---- 16 and more rows ---- */
 
-/* 16 x 16 words: tile[i] word j to tile[j] word i. */
-INLINE void transpose(const __m512i *from, char *to) {
-    __m512i a[16], b[16];
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i += 2) {
-        a[i] = _mm512_unpacklo_epi32(from[i], from[i + 1]);
-        a[i + 1] = _mm512_unpackhi_epi32(from[i], from[i + 1]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 16; i += 4) {
-        b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
-        b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
-        b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
-        b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
-    }
-    /* b[4 q + r]: part p = words of column 4 p + r, rows 4 q .. 4 q + 3 */
-#pragma GCC unroll 4
-    for (int r = 0; r < 4; r++) {
-        __m512i x = _mm512_shuffle_i32x4(b[r], b[4 + r], 0x88), y = _mm512_shuffle_i32x4(b[8 + r], b[12 + r], 0x88);
-        __m512i z = _mm512_shuffle_i32x4(b[r], b[4 + r], 0xdd), w = _mm512_shuffle_i32x4(b[8 + r], b[12 + r], 0xdd);
-        _mm512_storeu_si512(to + 64 * r, _mm512_shuffle_i32x4(x, y, 0x88));
-        _mm512_storeu_si512(to + 64 * (8 + r), _mm512_shuffle_i32x4(x, y, 0xdd));
-        _mm512_storeu_si512(to + 64 * (4 + r), _mm512_shuffle_i32x4(z, w, 0x88));
-        _mm512_storeu_si512(to + 64 * (12 + r), _mm512_shuffle_i32x4(z, w, 0xdd));
-    }
-}
-
 /* ---- what is asked for ahead ----
  *
  * K and V a block ahead, in the order in which a page holds them: K's share between the products of scores, V's between
@@ -285,6 +286,7 @@ typedef struct {
     const char *at, *end, *now, *other; /* within a half page (K tile or V tile); where it and the next half page begin */
     int64_t half_bytes, hop;            /* of a half page; from one to the next but one */
     int64_t left, block;                /* lines that may still be asked for in this block; of a whole block */
+    int64_t times;                      /* lines are asked for so many times as fast: the next block is so much longer */
     int product, interleave, output;    /* lines after: a K tile's products, eight vectors of V, an output tile's products */
 } asking;
 
@@ -292,7 +294,7 @@ INLINE void ask(asking *ahead, int64_t lines) {
     if (!ahead->left) return;
     int64_t some = (ahead->end - ahead->at) / 64;
     if (some > ahead->left) some = ahead->left;
-    if (some > lines) some = lines;
+    if (some > lines * ahead->times) some = lines * ahead->times;
     for (int64_t i = 0; i < some; i++) __builtin_prefetch(ahead->at + i * 64, 0, 2);
     ahead->at += some * 64;
     ahead->left -= some;
@@ -303,15 +305,24 @@ INLINE void ask(asking *ahead, int64_t lines) {
     ahead->end = next + ahead->half_bytes;
 }
 
+/* Blocks grow where a scan begins: only the first, of one tile, is not asked for ahead. */
+static int FN(begins_short)(const herald_attend *args) { return args->begins && args->tuning.trial & HERALD_TRY_EDGES; }
+static int FN(block_size)(const herald_attend *args) { return args->tuning.trial & HERALD_TRY_SHORT ? BLOCK / 2 : BLOCK; }
+static int FN(keys_of_block)(const herald_attend *args, int64_t first) {
+    int64_t most = FN(block_size)(args), left = args->num_keys - first;
+    if (FN(begins_short)(args) && first + HERALD_TILE < most) most = first + HERALD_TILE;
+    return (int)(left < most ? left : most);
+}
+
 static void FN(plan_asking)(const herald_attend *args, int groups, int blocks, asking *to) {
-    int64_t row_bytes = 64 * (int64_t)blocks, pages = BLOCK / HERALD_TILE;
+    int64_t row_bytes = 64 * (int64_t)blocks, pages = (FN(begins_short)(args) ? HERALD_TILE : FN(block_size)(args)) / HERALD_TILE;
     int64_t hop = args->stream.tile_bytes, step_lines = STEP * row_bytes / 64;
     int wanted = args->tuning.distance && !args->tuning.bulk, pairs = (groups + 1) / 2, columns = args->output ? blocks : 0;
     const char *k = args->stream.k + pages * hop, *v = args->stream.v + pages * hop;
     *to = (asking){.at = k, .end = k + HERALD_TILE * row_bytes, .now = k, .other = args->output ? v : k + hop,
-                   .half_bytes = HERALD_TILE * row_bytes, .hop = args->output ? hop : 2 * hop};
+                   .half_bytes = HERALD_TILE * row_bytes, .hop = args->output ? hop : 2 * hop, .times = 1};
     if (!wanted) return;
-    to->block = BLOCK / STEP * step_lines * (args->output ? 2 : 1);
+    to->block = FN(block_size)(args) / STEP * step_lines * (args->output ? 2 : 1);
     to->product = (int)((step_lines + pairs * blocks * 2 - 1) / (pairs * blocks * 2));
     to->interleave = 4;
     to->output = columns ? (int)((step_lines + 2 * pairs * columns - 1) / (2 * pairs * columns)) : 0;
@@ -368,7 +379,7 @@ static __attribute__((noinline)) void FN(exponentials)(pending *step, int halves
  * step's exponentials, which run while the matrix unit is busy. `k_soon`: rows that the next step is the first to load, asked
  * into the first cache, or NULL. */
 INLINE void score_tiles(const char *k, int64_t stride, const char *q, int blocks, const float *start, int two,
-                        float *scores, pending *waiting, asking *ahead, const char *k_soon) {
+                        float *scores, pending *waiting, asking *ahead, const char *k_soon, int once) {
     int halves = 2 * waiting->groups;
     MEMORY_BARRIER();
     _tile_loadd(0, start, 0);
@@ -378,11 +389,13 @@ INLINE void score_tiles(const char *k, int64_t stride, const char *q, int blocks
         _tile_loadd(3, start + 16, 0);
     }
     for (int block = 0; block < blocks; block++) {
-        _tile_loadd(4, k + block * 64, (size_t)stride);
+        if (once) _tile_stream_loadd(4, k + block * 64, (size_t)stride);
+        else _tile_loadd(4, k + block * 64, (size_t)stride);
         _tile_loadd(6, q + block * TILE_BYTES, 64);
         _tile_dpbf16ps(0, 4, 6);
         ask(ahead, ahead->product);
-        _tile_loadd(5, k + 16 * stride + block * 64, (size_t)stride);
+        if (once) _tile_stream_loadd(5, k + 16 * stride + block * 64, (size_t)stride);
+        else _tile_loadd(5, k + 16 * stride + block * 64, (size_t)stride);
         _tile_dpbf16ps(1, 5, 6);
         if (two) {
             _tile_loadd(7, q + (blocks + block) * TILE_BYTES, 64);
@@ -413,6 +426,23 @@ typedef struct {
     asking *ahead;
 } state;
 
+/* At a block's begin: as many lines as the next block has. */
+static void FN(allow_asking)(const herald_attend *args, int64_t first, int keys, asking *ahead) {
+    ahead->left = ahead->block;
+    if (!(args->tuning.trial & HERALD_TRY_EDGES) || !ahead->block) return;
+    int64_t most = FN(block_size)(args), end = first + keys, next = FN(keys_of_block)(args, end);
+    if (end >= args->num_keys) next = args->follow < most ? args->follow : most;
+    ahead->left = ahead->block * ((next + HERALD_TILE - 1) / HERALD_TILE) / (most / HERALD_TILE);
+    ahead->times = next > keys ? (next + keys - 1) / keys : 1;
+    if (first || !FN(begins_short)(args) || !args->output) return;
+    /* the first tile's V, while its K is waited for */
+    ahead->at = ahead->now = args->stream.v;
+    ahead->end = ahead->at + ahead->half_bytes;
+    ahead->other = args->stream.k + args->stream.tile_bytes;
+    ahead->left += ahead->half_bytes / 64;
+    ahead->times++;
+}
+
 static const char *FN(rows_at)(const state *s, const char *first, int64_t key) {
     return first + key / HERALD_TILE * s->args->stream.tile_bytes + key % HERALD_TILE * s->row_bytes;
 }
@@ -433,7 +463,7 @@ static void FN(first_reference)(const state *s, int keys) {
         pending none = {.groups = 0};
         asking nothing = {0};
         score_tiles(k, s->row_bytes, s->q + group * s->blocks * TILE_BYTES, s->blocks, s->start + group * 16, 0,
-                    s->scores, &none, &nothing, NULL);
+                    s->scores, &none, &nothing, NULL, 0);
         vf top = vf_set1(HERALD_SCORE_MIN);
         for (int key = 0; key < keys; key++) top = vf_max(vf_load(s->scores + key * 16), top);
         vf_store(s->reference + group * 16, top);
@@ -443,12 +473,13 @@ static void FN(first_reference)(const state *s, int keys) {
 /* K of the next step where all queries are one pair of groups: then each step loads K that no step before has loaded. More
  * pairs share that wait, and measuring found nothing to gain. */
 static const char *FN(k_soon)(const state *s, int64_t first, int keys, int key) {
-    if (s->groups > 2 || key + STEP >= keys) return NULL;
+    if (s->groups > 2 || key + STEP >= keys || s->args->tuning.trial & HERALD_TRY_STREAM) return NULL;
     return FN(rows_at)(s, s->args->stream.k, first + key + STEP);
 }
 
 static void FN(scores_of_block)(const state *s, int64_t first, int keys, char *p) {
     int buffer = 0;
+    int once = s->groups <= 2 && s->args->tuning.trial & HERALD_TRY_STREAM;
     pending waiting = {.groups = 0, .next_p = s->args->keep_p ? s->groups * TILE_BYTES : 0};
     for (int span = 0; span < keys; span += SPAN)
         for (int group = 0; group < s->groups; group += 2)
@@ -457,8 +488,8 @@ static void FN(scores_of_block)(const state *s, int64_t first, int keys, char *p
                 const char *k = FN(k_step)(s, first + key, some), *q = s->q + group * s->blocks * TILE_BYTES;
                 const char *soon = FN(k_soon)(s, first, keys, key);
                 float *scores = s->scores + buffer * 1024, *start = s->start + group * 16;
-                if (two) score_tiles(k, s->row_bytes, q, s->blocks, start, 1, scores, &waiting, s->ahead, soon);
-                else score_tiles(k, s->row_bytes, q, s->blocks, start, 0, scores, &waiting, s->ahead, soon);
+                if (two) score_tiles(k, s->row_bytes, q, s->blocks, start, 1, scores, &waiting, s->ahead, soon, once);
+                else score_tiles(k, s->row_bytes, q, s->blocks, start, 0, scores, &waiting, s->ahead, soon, once);
                 FN(exponentials)(&waiting, 4);
                 waiting.scores = scores;
                 waiting.groups = 1 + two;
@@ -519,8 +550,9 @@ static void FN(interleave)(const state *s, int64_t first, int keys, int column) 
 }
 static int FN(column_of)(int tile, int i) { return tile / 2 * 32 + i / 4 * 8 + tile % 2 * 4 + i % 4; }
 
-/* Output tiles of 16 or 32 query rows x 32 d over a block. */
-INLINE void output_tiles(const state *s, const char *p, int steps, int group, int column, int two) {
+/* Output tiles of 16 or 32 query rows x 32 d over a block that begins at key `first`. */
+INLINE void output_tiles(const state *s, int64_t first, const char *p, int steps, int group, int column, int two) {
+    int soon = s->args->tuning.trial & HERALD_TRY_NEAR_V && group == 0 && column + 1 < s->blocks;
     float *o = s->o + (group * 2 * s->blocks + 2 * column) * 256, *below = o + 2 * s->blocks * 256;
     _tile_loadd(0, o, 64);
     _tile_loadd(1, o + 256, 64);
@@ -540,6 +572,11 @@ INLINE void output_tiles(const state *s, const char *p, int steps, int group, in
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
+        if (soon) {
+            const char *v = FN(rows_at)(s, s->args->stream.v, first + step * STEP) + (column + 1) * 64;
+            int64_t stride = s->row_bytes;
+            for (int row = 0; row < STEP; row++, v += stride) __builtin_prefetch(v, 0, 3);
+        }
         ask(s->ahead, s->ahead->output);
     }
     _tile_stored(0, o, 64);
@@ -556,8 +593,8 @@ static void FN(output_of_block)(const state *s, int64_t first, int keys, const c
         FN(interleave)(s, first, keys, column);
         MEMORY_BARRIER();
         for (int group = 0; group < s->groups; group += 2) {
-            if (group + 1 < s->groups) output_tiles(s, p, steps, group, column, 1);
-            else output_tiles(s, p, steps, group, column, 0);
+            if (group + 1 < s->groups) output_tiles(s, first, p, steps, group, column, 1);
+            else output_tiles(s, first, p, steps, group, column, 0);
         }
         MEMORY_BARRIER();
     }
@@ -597,11 +634,12 @@ static void FN(attend_amx)(const herald_attend *args) {
     FN(configure)();
     if (args->num_keys > 0) FN(first_reference)(&s, args->num_keys < STEP ? (int)args->num_keys : STEP);
     else for (size_t lane = 0; lane < lanes; lane++) s.reference[lane] = HERALD_SCORE_MIN;
-    for (int64_t first = 0; first < args->num_keys; first += BLOCK) {
-        int keys = (int)(args->num_keys - first < BLOCK ? args->num_keys - first : BLOCK);
+    for (int64_t first = 0, keys_here; first < args->num_keys; first += keys_here) {
+        int keys = FN(keys_of_block)(args, first);
         int64_t tile = first / HERALD_TILE;
         char *p = args->keep_p ? args->p + (size_t)tile * FN(p_tile_amx)(args->rows) : s.p_block;
-        ahead.left = ahead.block;
+        keys_here = keys;
+        FN(allow_asking)(args, first, keys, &ahead);
         for (int key = 0; args->tuning.bulk && key < keys; key += HERALD_TILE)
             read_in_bulk(FN(rows_at)(&s, args->stream.k, first + key),
                          (keys - key < HERALD_TILE ? keys - key : HERALD_TILE) * s.row_bytes);
@@ -621,10 +659,10 @@ static void FN(attend_amx)(const herald_attend *args) {
         args->m[row] = s.reference[row];
         args->l[row] = s.before[row] * (1.0f / UNBIASED);
         if (!args->output) continue;
-        for (int each = 0; each < 2 * blocks; each++)
-            for (int i = 0; i < 16; i++)
-                args->o[row * dim + FN(column_of)(each, i)] =
-                    s.o[((row / 16 * 2 * blocks + each) * 16 + row % 16) * 16 + i];
+        const float *from = s.o + (row / 16 * 2 * blocks * 16 + row % 16) * 16;
+        float *to = args->o + row * dim;
+        for (int each = 0; each < 2 * blocks; each++, from += 256)
+            for (int part = 0; part < 4; part++) memcpy(to + FN(column_of)(each, 4 * part), from + 4 * part, 16);
     }
 }
 
@@ -632,6 +670,7 @@ static void FN(importance_amx)(const herald_attend *args, const float *m, const 
     int lanes = (int)FN(p_max_amx)(args->rows);
     const __m512i odd = _mm512_set1_epi32((int)0xffff0000u);
     float weight[1024];
+    if (args->tuning.trial & HERALD_TRY_BACK) prefetch_bytes(args->p, P_AHEAD); /* no piece before it asked */
     for (int64_t key = 0; key < args->num_keys; key += STEP, out += STEP) {
         const char *p = args->p + key / STEP * lanes * 64;
         if (key % HERALD_TILE == 0)
