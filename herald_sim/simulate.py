@@ -84,7 +84,8 @@ def simulate(
     result = conclude(run, pipeline, profile, workload, memory, mode)
     recorder = run.recorder
     if trace_out is not None and recorder.trace is not None:
-        recorder.trace.facts = {"model": pipeline.model.name, "method": pipeline.method.name, "hardware": profile.name}
+        named = {"model": pipeline.model.name, "method": pipeline.method.name, "hardware": profile.name}
+        recorder.trace.facts = {**named, "result": result.to_dict()}
         trace.write_chrome(recorder.trace, trace_out)
     return result
 

@@ -1,5 +1,6 @@
 """``python -m reports``: charts and the page.
 
+    python -m reports build --trace run.trace.json.gz --trace simulated.trace.json.gz --out run.html
     python -m reports build --runs runs --hardware runs/profile.toml --out report.html
     python -m reports build --exhibits --kernels benchmarks/results/kernels_emr-16vcpu-7_32768.json --out exhibits.html
     python -m reports build --study study.json --recall recall.json --out selection.html
@@ -11,6 +12,7 @@ The page needs no network: the vega bundle is inside, once.
 
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,8 +39,26 @@ def reports() -> None:
     """Charts of runs, predictions and profiles."""
 
 
+_PAGES: Mapping[str, Sequence[str]] = {
+    "--trace": ("block",),
+    "--runs": ("hardware", "model", "context", "batch", "answers"),
+    "--exhibits": ("hardware", "kernels"),
+    "--study or --recall": (),
+    "--decoding": (),
+}
+"""What makes each page, and the options that only say more about it."""
+
+
 @app.command()
 def build(
+    ctx: typer.Context,
+    traces: Annotated[
+        list[Path] | None,
+        typer.Option("--trace", help="What --trace-out of a run wrote, real or simulated; repeat it to compare."),
+    ] = None,
+    block: Annotated[
+        int | None, typer.Option("--block", min=0, help="With --trace: block of the timeline [the second].")
+    ] = None,
     runs: Annotated[Path | None, typer.Option("--runs", help="Folder that calibration reconcile filled.")] = None,
     exhibits: Annotated[
         bool, typer.Option("--exhibits", help="The papers' tables and figures instead, ours beside the printed values.")
@@ -69,21 +89,27 @@ def build(
     ] = None,
     png: Annotated[Path | None, typer.Option("--png", help="Folder for the charts as PNG.")] = None,
 ) -> None:
-    """Write one HTML page: runs (--runs), exhibits (--exhibits), selection (--study, --recall), or --decoding."""
+    """Write one HTML page of a run (--trace), of a reconciliation (--runs), of the papers' exhibits, or of accuracy."""
     from reports.page import render
 
     selection = study is not None or recall is not None
-    if exhibits + (runs is not None) + selection + (decoding is not None) > 1:
-        message = "--exhibits, --runs, --decoding and --study or --recall are separate pages: give one of them"
-        raise ConfigError(message)
-    if kernels is not None and not exhibits:
-        message = "--kernels adds measured kernels to the papers' exhibits: give --exhibits too"
-        raise ConfigError(message)
+    pages = {
+        "--trace": bool(traces),
+        "--runs": runs is not None,
+        "--exhibits": exhibits,
+        "--study or --recall": selection,
+        "--decoding": decoding is not None,
+    }
+    _check_options(ctx, [name for name, asked in pages.items() if asked])
     check_ending(out, (".html", ".htm"), "an HTML page")
     check_file(out)
     if png is not None:
         check_folder(png, "--png")
-    if selection:
+    if traces:
+        from reports.run import build as build_run
+
+        title, lead, sections = build_run(traces, block)
+    elif selection:
         from reports.selection import build as build_selection
 
         title, lead, sections = build_selection(study, recall)
@@ -101,13 +127,34 @@ def build(
         _write_charts(png, sections)
 
 
+def _check_options(ctx: typer.Context, asked: Sequence[str]) -> None:
+    """Refuse two pages at once, and an option that the page asked for does not read."""
+    if len(asked) > 1:
+        message = f"{' and '.join(asked)} are separate pages: give one of them"
+        raise ConfigError(message)
+    read = _PAGES[asked[0]] if asked else ()
+    for name in sorted({name for names in _PAGES.values() for name in names}.difference(read)):
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            belongs = " or ".join(page for page, names in _PAGES.items() if name in names)
+            rest = f"{asked[0]} does not read it: leave it out" if asked else f"give {belongs} too"
+            message = f"--{name} says more about the page of {belongs}: {rest}"
+            raise ConfigError(message)
+    if not asked:
+        message = (
+            "which page? --trace FILE shows a run, --runs FOLDER with --hardware what calibration reconcile left, "
+            "--exhibits the papers' tables and figures, --study or --recall selection, --decoding sliding blocks"
+        )
+        raise ConfigError(message)
+
+
 def _runs(
     runs: Path | None, hardware: str | None, model: str, point: tuple[int, int], answers: Path | None
 ) -> tuple[str, str, "list[Section]"]:
-    if runs is None or hardware is None:
-        missing = [name for name, value in (("--runs", runs), ("--hardware", hardware)) if value is None]
-        message = f"{' and '.join(missing)} missing: the page shows a folder that calibration reconcile filled"
-        raise ConfigError(message + "; for the papers' exhibits give --exhibits")
+    assert runs is not None
+    if hardware is None:
+        message = "--hardware is missing: the profile that calibration reconcile ran with, a TOML file or a name"
+        raise ConfigError(message)
     from herald_pipeline import catalogue
     from reports import demo
 

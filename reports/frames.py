@@ -1,6 +1,6 @@
 """Files of runs, profiles and reconciliations -> tables that charts draw. No chart reads a file itself."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from herald_pipeline.errors import ConfigError
 from herald_pipeline.hardware import Curve, Profile
 from herald_pipeline.model import ModelShape
 from herald_pipeline.pipeline import build
+from herald_pipeline.trace import Trace
 from herald_pipeline.units import GB
 from herald_sim.ceilings import ceilings
 from reports.files import read_object
@@ -79,21 +80,31 @@ def stage_errors(document: dict[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def timeline(paths: Iterable[Path], first_block: int = 1, blocks: int = 1) -> pd.DataFrame:
-    """Spans of some blocks of one run or several, in milliseconds since the first of these blocks began on ``main``.
+def timeline(paths: Iterable[Path], first_block: int = 1) -> pd.DataFrame:
+    """:func:`block_spans` of traces of different sources, refused where a chart could not hold it."""
+    found = {str(path): trace.read_chrome(path) for path in paths}
+    frame = block_spans(found, first_block)
+    frame["source"] = frame["source"].map({path: one.source for path, one in found.items()})
+    if len(frame) > MAX_SPANS:
+        raise ConfigError(f"{len(frame)} spans are more than a timeline shows ({MAX_SPANS}); choose a smaller model")
+    return frame
+
+
+def block_spans(runs: Mapping[str, Trace], block: int) -> pd.DataFrame:
+    """Spans of one block of one run or several, in milliseconds since that block began on ``main``.
 
     A selection pass that serves the next block lies beside the block in which it runs, so spans are chosen by time.
+    ``source`` is the run's name in ``runs``.
     """
     frames = []
-    for path in paths:
-        found = trace.read_chrome(path)
-        main = [s for s in found.spans if s.stream == "main" and first_block <= s.block < first_block + blocks]
+    for name, found in runs.items():
+        main = [span for span in found.spans if span.stream == "main" and span.block == block]
         if not main:
-            raise ConfigError(f"{path} holds no block {first_block}; run more blocks, or ask for an earlier one")
+            raise ConfigError(f"{name} holds no block {block}; run more blocks, or ask for an earlier one")
         start, end = min(s.start_ns for s in main), max(s.end_ns for s in main)
         rows = [
             {
-                "source": found.source,
+                "source": name,
                 "stream": span.stream,
                 "stage": span.stage,
                 "start_ms": max(0, span.start_ns - start) / _MS,
@@ -107,9 +118,38 @@ def timeline(paths: Iterable[Path], first_block: int = 1, blocks: int = 1) -> pd
             if span.end_ns > start and span.start_ns < end and span.block >= 0
         ]
         frames.append(pd.DataFrame(rows))
-    frame = pd.concat(frames, ignore_index=True)
-    if len(frame) > MAX_SPANS:
-        raise ConfigError(f"{len(frame)} spans are more than a timeline shows ({MAX_SPANS}); choose fewer blocks")
+    return pd.concat(frames, ignore_index=True)
+
+
+def stage_times(found: Trace) -> pd.DataFrame:
+    """One row a stage of decoding, in order of first launch: how often a block, how long, share of the time, rate.
+
+    All blocks but the first are counted where there are more. The time that ``share`` divides by is that from the first
+    of these launches on ``main`` to the last one's end there; ``gb_s`` is empty where no bytes were counted, and for
+    forwards, whose bytes the two interpreters count differently (with and without weights).
+    """
+    spans = found.to_frame()
+    spans = spans[spans["block"] >= min(1, spans["block"].max())]
+    spans = spans.assign(duration_ns=spans["end_ns"] - spans["start_ns"])
+    main = spans[spans["stream"] == "main"]
+    window_ns = main["end_ns"].max() - main["start_ns"].min()
+    frame: pd.DataFrame = (
+        spans.groupby(["stage", "stream", "resource"], sort=False)
+        .agg(
+            launches=("launch", "size"),
+            median_ns=("duration_ns", "median"),
+            longest_ns=("duration_ns", "max"),
+            busy_ns=("duration_ns", "sum"),
+            bytes=("bytes", "sum"),
+            blocks=("block", "nunique"),
+        )
+        .reset_index()
+    )
+    frame["per_block"] = frame["launches"] / frame["blocks"]
+    frame["share"] = frame["busy_ns"] / window_ns
+    frame["gb_s"] = (frame["bytes"] / frame["busy_ns"]).where(
+        (frame["bytes"] > 0) & (frame["busy_ns"] > 0) & (frame["resource"] != "gpu")
+    )
     return frame
 
 

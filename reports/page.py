@@ -42,6 +42,11 @@ class Table:
     header: Sequence[str]
     rows: Sequence[Sequence[Cell]]
 
+    def is_number(self, column: int) -> bool:
+        """Whether a column holds numbers, above which its heading then stands."""
+        cells = [row[column] for row in self.rows if column < len(row)]
+        return bool(cells) and all(cell.kind.startswith("number") for cell in cells)
+
 
 @dataclass(frozen=True, slots=True)
 class Section:

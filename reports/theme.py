@@ -45,7 +45,13 @@ STAGE_COLORS = {
     "retrieve": "#ff9da6",
     "step_project": "#4c78a8",
     "step_attend": "#e45756",
-    "step_finish": "#72b7b2",
+    "step_finish": "#ffbf79",
+    "step_layer": "#4c78a8",
+    "select_step": "#e45756",
+    "proxy": "#ff9da6",
+    "fetch": "#88d27a",
+    "extend": "#c9a227",
+    "read_prompt": "#bab0ac",
 }
 RESOURCE_COLORS = {"selection": "#54a24b", "link": "#f58518", "cpu": "#e45756", "dram": "#b279a2", "gpu": "#4c78a8"}
 """By a word of the resource's name."""

@@ -8,7 +8,9 @@ import pandas as pd
 from reports.theme import STAGE_COLORS, WIDTH, finished, scale
 
 _ORDER = ["main", "retrieval", "gather", "h2d", "d2h"]
-_SOURCES = ["measured", "simulated"]
+
+_NARROW = 120
+"""Part of the chart's width, about six pixels, below which a mark at a launch's start would hide the launch."""
 
 
 def timeline(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
@@ -41,14 +43,21 @@ def timeline(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
     )
     steps = (
         alt.Chart()
-        .transform_filter("datum.stream == 'main'")
+        .transform_filter(f"datum.stream == 'main' && datum.duration_ms > {end / _NARROW:.6g}")
         .mark_tick(color="white", thickness=1.5, height=20)
         .encode(x=x, y=y)
     )
     spans = (
         alt.layer(bars, steps, data=frame)
         .properties(width=WIDTH, height=26 * len(streams))
-        .facet(row=alt.Row("source:N", title=None, sort=_SOURCES, header=alt.Header(labelFontWeight="bold")))
+        .facet(
+            row=alt.Row(
+                "source:N",
+                title=None,
+                sort=list(dict.fromkeys(frame["source"])),
+                header=alt.Header(labelFontWeight="bold"),
+            )
+        )
     )
     return finished(spans, title, subtitle, _description(frame, title))
 

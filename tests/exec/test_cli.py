@@ -8,7 +8,7 @@ import pytest
 from herald_exec import cli
 from herald_exec.footprint import run_memory
 from herald_exec.limits import kv_room
-from herald_exec.run_command import result_text
+from herald_exec.run_text import result_text
 from herald_pipeline import capacity, catalogue
 from herald_pipeline.errors import CapacityError
 from herald_pipeline.pipeline import build
@@ -60,6 +60,7 @@ def test_a_trace_and_the_commits_can_be_written_and_read_back(command, tmp_path)
     found = trace.read_chrome(spans)
     assert found.source == "measured"
     assert found.facts["pinned"] is False
+    assert found.facts["result"]["delivered_tokens"] == 48
     assert {span.stream for span in found.spans} == {"main", "retrieval", "gather", "h2d", "d2h"}
     assert read_commits(commits, 8).commits(1, 2) == (3, 3, 2)
     code, out, _ = command(*RUN, "--block", "8", "--commits", str(commits), "--json")
@@ -281,7 +282,7 @@ def test_a_run_in_which_no_retrieval_was_counted_does_not_say_that_it_took_no_ti
     result = recorder.result(batch=1, budget=0.05, finished=1, rejected={})
     assert result.retrieval_time_s == 0.0
     text = result_text(result)
-    assert "block time" in text
+    assert "  block " in text
     assert "retrieval" not in text
 
 

@@ -101,7 +101,7 @@ def test_a_page_of_nothing_is_refused_with_both_ways_out(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         cli.main()
     message = capsys.readouterr().err
-    assert "--runs and --hardware missing" in message
+    assert "--trace FILE shows a run, --runs FOLDER with --hardware" in message
     assert "--exhibits" in message
 
 

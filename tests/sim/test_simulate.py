@@ -101,8 +101,9 @@ def test_overlap_beats_the_same_work_in_line(run):
 def test_the_trace_is_valid_and_counts_what_the_description_expects(tmp_path, paper_profile, pipeline_of):
     out = tmp_path / "run.json.gz"
     workload = Workload.uniform(4096, 4, gen_tokens=96, steps=3)
-    simulate(pipeline_of("herald"), paper_profile, workload, trace_out=out)
+    result = simulate(pipeline_of("herald"), paper_profile, workload, trace_out=out)
     trace = read_chrome(out)
+    assert trace.facts["result"]["throughput_tok_s"] == result.throughput_tok_s
     validate(trace)
     assert trace.source == "simulated"
     assert {span.stream for span in trace.spans} == {"main", "retrieval", "gather", "h2d", "d2h"}
