@@ -78,7 +78,7 @@ def measure(bench: Bench) -> Part:
                 part.rows.append(row_of(timing, case=other, beside=name, times_as_long=round(slower, 3)))
         if bench.on_cuda:
             beside_scan.measure(bench, part, pool, rows, context)
-            _beside_rows(bench, part, pool, context)
+            _beside_rows(bench, part)
             part.values.append(short_runs_beside(bench, part, others["selection"]))
     if bench.on_cuda:
         from calibration.gpu import turns
@@ -90,11 +90,10 @@ def measure(bench: Bench) -> Part:
     return part
 
 
-def _beside_rows(bench: Bench, part: Part, pool: kernels.PagedKV, context: int) -> None:
-    from calibration.gpu import fetch_beside_steps, fetching_steps  # a GPU's: Triton
+def _beside_rows(bench: Bench, part: Part) -> None:
+    from calibration.gpu import fetching_steps  # a GPU's: Triton
 
     fetching_steps.measure(bench, part)
-    fetch_beside_steps.measure(bench, part, pool, context)
 
 
 def short_runs_beside(bench: Bench, part: Part, selecting: Work) -> Value:
