@@ -24,6 +24,7 @@ from calibration.cells import (
     check_arithmetic,
     documents,
     failed,
+    many_queries_rates,
     pool_rates,
     runs_of,
     unreadable,
@@ -115,8 +116,9 @@ def _beside(ceiling: str, name: str, result: Mapping[str, Any]) -> drift.Beside:
     read = pool_rates(result) or [rate for rate in (result.get("pool_read_gb_s"),) if rate is not None]
     raise_problems(check_number(rate, f"{name}: pool_read_gb_s", above=0) for rate in read)
     check_arithmetic(result, name)
-    peaks, many_queries = arithmetic_rates(result), ceiling == "cpu_32q_kernel"
-    known = [fmean(rates) if rates else None for rates in (read, peaks if many_queries else [])]
+    many_queries = ceiling == "cpu_32q_kernel"
+    of_arithmetic = (arithmetic_rates(result), many_queries_rates(result)) if many_queries else ([], [])
+    known = [fmean(rates) if rates else None for rates in (read, *of_arithmetic)]
     return drift.Beside(many_queries, *known)
 
 
@@ -162,7 +164,11 @@ def _rows(
         under = conditions.slowed(conditions.under(profile, met, raw), **slower)
         foretold = _tok_s(foretold_block_s(protocol, under, shape), protocol.batch, shape)
         base |= {"foretold_tok_s": foretold, "foretold_error": foretold / base["protocol_tok_s"] - 1, **slower}
-        stated = {"pool_read_gb_s": protocol.beside.dram_gb_s, "peak_tflop_s": protocol.beside.peak_tflop_s}
+        stated = {
+            "pool_read_gb_s": protocol.beside.dram_gb_s,
+            "peak_tflop_s": protocol.beside.peak_tflop_s,
+            "many_queries_gb_s": protocol.beside.many_queries_gb_s,
+        }
         base |= {name: rate for name, rate in stated.items() if rate is not None}
     of_method = [run for run in runs if _belongs(run, protocol)]
     rates = rates or _own_rates(protocol)

@@ -25,6 +25,8 @@ to 159 GB/s around runs, and HERALD's selections (32K x 80) had 98 and 96, those
 (docs/measured-on-h200.md)."""
 _ARITHMETIC = ("amx_tflop_s", "bf16_dot_tflop_s", "fma_tflop_s")
 """The same of the kernels' widest arithmetic: a machine has one of them."""
+_MANY_QUERIES = "many_queries_gb_s"
+"""The same of what many queries add to reading, in selections timed beside a run of many queries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,11 @@ def arithmetic_rates(result: Mapping[str, Any]) -> list[Any]:
     return next((list(rates[name]) for name in _ARITHMETIC if name in rates), [])
 
 
+def many_queries_rates(result: Mapping[str, Any]) -> list[Any]:
+    """GB/s that the work of many queries allows, before and after what a cell measured; nothing where it has none."""
+    return list(dict(result.get("host_rates", {})).get(_MANY_QUERIES, ()))
+
+
 def check_arithmetic(result: Mapping[str, Any], where: str) -> None:
     """Refuse rates of arithmetic that no machine has.
 
@@ -159,7 +166,7 @@ def check_arithmetic(result: Mapping[str, Any], where: str) -> None:
     ConfigError
         Zero, negative, not finite or no number.
     """
-    rates = arithmetic_rates(result)
+    rates = arithmetic_rates(result) + many_queries_rates(result)
     raise_problems(check_number(rate, f"{where}: rate of arithmetic beside the run", above=0) for rate in rates)
 
 
@@ -211,7 +218,7 @@ def _sample(result: dict[str, Any]) -> Sample:
     tails = {name: means[name] / median for name, median in medians.items() if median}
     total = sum(each["busy_s"] for each in sums.values())
     shares = {name: each["busy_s"] / total for name, each in sums.items()} if total else {}
-    read, peaks = pool_rates(result), arithmetic_rates(result)
+    read, peaks, queries = pool_rates(result), arithmetic_rates(result), many_queries_rates(result)
     return Sample(
         point,
         figures,
@@ -222,5 +229,6 @@ def _sample(result: dict[str, Any]) -> Sample:
         tails,
         statistics.fmean(read) if read else None,
         statistics.fmean(peaks) if peaks else None,
-        _unsteady(peaks),
+        statistics.fmean(queries) if queries else None,
+        _unsteady(queries or peaks),
     )

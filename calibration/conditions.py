@@ -100,32 +100,14 @@ def dram_span(profile: Profile) -> tuple[float, float]:
 
 
 def slowed(profile: Profile, slower_dram: float = 1.0, slower_cpu: float = 1.0) -> Profile:
-    """The profile on a host whose memory, and whose widest arithmetic, are so many times as slow.
-
-    Of what queries add to a selection, exponentials, importance and top-k do not use that unit: :func:`of_widest` is
-    what follows it.
-    """
+    """The profile on a host where reading memory, and what queries add to a selection, take so many times as long."""
     if slower_dram != 1.0:
         profile = scaled(profile, "dram", "read_gb_s", 1.0 / slower_dram)
-    peak = profile.machine.cpu.peak_tflop_s
     if slower_cpu != 1.0:
-        follows = 1.0 if peak is None else of_widest(peak.peak)
-        profile = scaled(profile, "cpu", "attention_tflop_s", 1.0 / (1.0 - follows + follows * slower_cpu))
+        profile = scaled(profile, "cpu", "attention_tflop_s", 1.0 / slower_cpu)
     return profile
 
 
-def of_widest(peak_tflop_s: float) -> float:
-    """Share of the time which queries add to a selection that is the widest unit's, at its rate of ``peak_tflop_s``."""
-    (rate, time), (other_rate, other_time) = _LINES
-    per_rate = (other_time - time) / (1.0 / other_rate - 1.0 / rate)
-    rest = time - per_rate / rate
-    return per_rate / (per_rate + rest * peak_tflop_s)
-
-
-_LINES = ((27.8, 4.8), (18.3, 6.7))
-"""TFLOP/s of the matrix units alone, and nanoseconds that a query adds to a key and thread: two quiet machines, the
-kernels by themselves (docs/kernels.md, "A line"). So 0.75 of these follow the units at 29 TFLOP/s. By phases it is 0.72
-there: of 144 ns importance takes 20 and exponentials about 20."""
 _SELECTION = (
     "select_dram_efficiency",
     "select_keys_dram_efficiency",

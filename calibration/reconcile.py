@@ -13,8 +13,8 @@ run's outcome. A profile's rate is the median of places all over host memory; a 
 the best one or as slow as the worst, and is no drift of the machine: only what lies as far beyond these is not judged.
 
 Selections of many queries are bound by arithmetic, whose rate on a virtual machine changes within minutes. Where both a
-profile and its runs state what it reached alone, the part of what selections compute that follows it is priced at the
-runs' rate, as reading is (:mod:`calibration.drift`, :func:`calibration.conditions.of_widest`).
+profile and its runs state it, what selections compute is priced at the runs' rate, as reading is
+(:mod:`calibration.drift`).
 
 The **spread** of a figure is between runs, never within one, and the interval of an error follows from both sides'
 spreads, pooled over all points (:mod:`calibration.variation`).

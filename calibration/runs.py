@@ -59,8 +59,12 @@ class Sample:
         Read rate of the memory of the run's pool, the mean of right before and right after, with the run's threads.
     peak_tflop_s
         Rate of the kernels' widest arithmetic alone, the mean of the same two times.
-    unsteady_peak
-        How much the faster of these two is above the slower.
+    many_queries_gb_s
+        What the work of many queries allows (:func:`herald_exec.kernels.many_queries_gb_s`), of runs that select with
+        many, the mean of the same two times.
+    unsteady_arithmetic
+        How much the faster of the two times is above the slower, of many queries where they are known, else of the
+        widest arithmetic.
     """
 
     point: Point
@@ -72,7 +76,8 @@ class Sample:
     tails: dict[str, float] = field(default_factory=dict)
     dram_gb_s: float | None = None
     peak_tflop_s: float | None = None
-    unsteady_peak: float | None = None
+    many_queries_gb_s: float | None = None
+    unsteady_arithmetic: float | None = None
 
 
 def run_point(point: Point, model: BlockModel, *, keep_trace: bool = False, threads: int | None = None) -> Run:

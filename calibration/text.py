@@ -277,11 +277,13 @@ def ceilings_text(found: Mapping[str, Any]) -> str:
 
 def _ceiling_notes(row: Mapping[str, Any]) -> Iterable[str]:
     at = f"{row['name']} {row['context']} x {row['batch']}"
-    rates = (
-        ("slower_dram", "its pool read at", "pool_read_gb_s", "GB/s"),
-        ("slower_cpu", "the host's arithmetic ran at", "peak_tflop_s", "TFLOP/s"),
+    arithmetic = (
+        ("slower_cpu", "the work of many queries at", "many_queries_gb_s", "GB/s")
+        if "many_queries_gb_s" in row
+        else ("slower_cpu", "the host's arithmetic ran at", "peak_tflop_s", "TFLOP/s")
     )
-    said = [f"{what} {row[rate]:.1f} {unit} ({row[slower]:.2f} times as slow as the profile's)"
+    rates = (("slower_dram", "its pool read at", "pool_read_gb_s", "GB/s"), arithmetic)
+    said = [f"{what} {row[rate]:.1f} {unit}, so that it takes {row[slower]:.2f} times as long as the profile has it"
         for slower, what, rate, unit in rates if slower in row]  # fmt: skip
     if said:
         yield f"{at}: predicted with the rates beside it: {'; '.join(said)}"

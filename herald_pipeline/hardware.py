@@ -48,6 +48,7 @@ DESCRIPTIVE: Mapping[str, str] = {
     "machine.cpu.cores": "what the cores reach together is priced: cpu.attention_tflop_s and dram.read_gb_s",
     "machine.cpu.threads": "what the threads reach together is priced: cpu.attention_tflop_s and dram.read_gb_s",
     "machine.cpu.peak_tflop_s": "what selections reach is priced: cpu.attention_tflop_s",
+    "machine.cpu.many_queries_gb_s": "what selections reach is priced: cpu.attention_tflop_s",
     "machine.dram.beside_selections_gb_s": "what reads host memory is priced by dram.read_gb_s",
 }
 """Numbers that describe a machine and that nothing is computed from, with what is computed from instead."""
@@ -84,8 +85,9 @@ class Gpu:
 class Cpu:
     """The processor that selects; ``cores`` and ``threads`` describe, the rate of attention is priced.
 
-    ``peak_tflop_s`` is what the kernels' widest arithmetic reached alone while selections were measured. It prices
-    nothing: a virtual machine's matrix units change their rate within minutes, and a run's is held against it.
+    ``peak_tflop_s`` is what the kernels' widest arithmetic reached alone while selections were measured, and
+    ``many_queries_gb_s`` the rate of K and V that the work of a block's queries allowed then, reading apart. They price
+    nothing: on a virtual machine both change within minutes, and a run's are held against them.
     """
 
     name: str = ""
@@ -94,6 +96,7 @@ class Cpu:
     capability: str = ""
     attention_tflop_s: Quantity | None = _quantity("TFLOP/s", "selection", "select")
     peak_tflop_s: Quantity | None = _quantity("TFLOP/s", "selection", optional=True)
+    many_queries_gb_s: Quantity | None = _quantity("GB/s", "selection", optional=True)
 
 
 @dataclass(frozen=True, slots=True)

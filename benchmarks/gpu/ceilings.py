@@ -108,13 +108,13 @@ def _kernel(bench: Bench, cell: Cell) -> dict[str, Any]:
     pool = kernels.PagedKV(layers, cell.batch, shape.num_kv_heads, cell.context, shape.head_dim, bench.kv_dtype)
     with pool:
         pool.fill_normal(0, threads)
-        rate, before = kernels.pool_read_gb_s(pool, threads), arithmetic(threads)
+        rate, before = kernels.pool_read_gb_s(pool, threads), arithmetic(shape, queries, threads)
         seconds: list[float] = []
         while len(seconds) < layers + 2 or sum(seconds) < _LEAST_S:
             begun = time.perf_counter()
             kernels.select(pool, len(seconds) % layers, slots, lengths, q, budget, threads=threads)
             seconds.append(time.perf_counter() - begun)
-        after, again = arithmetic(threads), kernels.pool_read_gb_s(pool, threads)
+        after, again = arithmetic(shape, queries, threads), kernels.pool_read_gb_s(pool, threads)
     layer_s = median(seconds[1:])
     dram = max(rate, again)
     return {

@@ -10,7 +10,7 @@ third: the layers of a run's 107 GB were scanned at 82 to 127 GB/s. So on a serv
 distances in most of host memory (:mod:`calibration.host_pool`), and the median is that of these. Every place is
 selected over and read plainly: the raw table tells whether a read shows what place does to a scan, and the profile
 states the reads, which a run's own are held against. What many queries are bound by moves as well: the rate of the
-widest arithmetic alone is taken before and after all of them.
+widest arithmetic alone, and selections that runs of many queries are timed beside, too, are taken before and after.
 """
 
 import statistics
@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import cycle
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import nnls
@@ -98,8 +99,11 @@ def measure(bench: Bench) -> Part:
     if in_place is not None:
         place = "in turn over the whole pool, with rests"
         part.rows.append(row_of(in_place, case=place, queries=bench.block_length, threads=threads))
-    for unit, tflop_s in rates:
-        part.rows.append({"case": "arithmetic", "unit": unit, "tflop_s": round(tflop_s, 3)})
+    for rate in rates:
+        part.rows += [
+            {"case": "arithmetic", "unit": rate.unit, "tflop_s": round(rate.tflop_s, 3)},
+            {"case": "many queries", "queries": bench.block_length, "gb_s": round(rate.many_queries_gb_s, 3)},
+        ]
     for name, timing in by_threads.items():
         columns = {"rows": of_threads.rows, "context": of_threads.context, "queries": 1}
         part.rows.append(row_of(timing, **columns, threads=int(name.split()[0])))
@@ -127,9 +131,12 @@ def measure(bench: Bench) -> Part:
         ),
     ]
     if rates:
-        units = f"{threads} thread(s), unit {rates[0][0]}, mean of right before the selections and right after"
-        mean = statistics.fmean(rate for _, rate in rates)
-        part.values.append(Value("machine.cpu.peak_tflop_s", "TFLOP/s", mean, note=units))
+        when = "mean of right before the selections and right after"
+        peak, queries_gb_s = (statistics.fmean(each) for each in zip(*[rate[1:] for rate in rates], strict=True))
+        unit = f"{threads} thread(s), unit {rates[0].unit}, {when}"
+        part.values.append(Value("machine.cpu.peak_tflop_s", "TFLOP/s", peak, note=unit))
+        what = f"{threads} thread(s), {bench.block_length} queries, {when}"
+        part.values.append(Value("machine.cpu.many_queries_gb_s", "GB/s", queries_gb_s, note=what))
     if by_place:
         part.values.append(_read_by_place(host_pool(bench), by_place, threads))
     if bench.on_cuda:
@@ -159,12 +166,23 @@ def _pool(bench: Bench) -> Iterator[tuple[kernels.PagedKV, Sequence[int]]]:
         yield pool, (0,)
 
 
-def _arithmetic(bench: Bench) -> tuple[str, float] | None:
-    """Unit and TFLOP/s of the kernels' widest arithmetic now, on a server."""
+class _Arithmetic(NamedTuple):
+    """The kernels' widest unit and what it reaches, and what the work of a block's queries allows, now."""
+
+    unit: str
+    tflop_s: float
+    many_queries_gb_s: float
+
+
+def _arithmetic(bench: Bench) -> _Arithmetic | None:
+    """What selections of many queries are bound by, on a server."""
     if not bench.on_cuda:
         return None
+    shape, threads = bench.shape, bench.retrieval_threads
     with pinned(bench.retrieval_cores):
-        return kernels.widest_unit_tflop_s(bench.retrieval_threads)
+        fastest = kernels.widest_unit_tflop_s(threads)
+        heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
+        return fastest and _Arithmetic(*fastest, kernels.many_queries_gb_s(*heads, bench.block_length, threads))
 
 
 def _of_threads(points: Sequence[Point], largest: Point) -> Point:

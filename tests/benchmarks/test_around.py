@@ -7,12 +7,15 @@ from benchmarks.gpu.around import around, host_rates, pool_layers
 from herald_exec import kernels
 from herald_exec.kernels import bandwidth, kept
 from herald_exec.models import tiny
+from herald_pipeline.errors import ConfigError
 from herald_pipeline.pipeline import build
 
 
 @pytest.fixture(autouse=True)
 def _few_bytes(monkeypatch):
     monkeypatch.setattr(module, "_READ_BYTES", 1 << 24)
+    monkeypatch.setattr(module, "_QUERIES_S", 0.0)
+    monkeypatch.setattr(bandwidth, "_TOKENS", 256)
 
 
 def test_both_times_of_each_rate_are_kept():
@@ -72,5 +75,21 @@ def test_the_fastest_arithmetic_is_the_widest_unit_that_the_kernels_have(monkeyp
 
 
 def test_arithmetic_is_named_by_its_unit():
-    (name,) = module.arithmetic(1)
+    (name,) = module.arithmetic(tiny().shape, queries=1, threads=1)
     assert name in ("amx_tflop_s", "bf16_dot_tflop_s", "fma_tflop_s")
+
+
+def test_beside_a_run_of_many_queries_as_many_are_timed():
+    one, many = (host_rates(build(tiny().shape, method), threads=1) for method in ("herald", "mage-cpu"))
+    assert set(many) - set(one) == {"many_queries_gb_s"}
+
+
+def test_the_work_of_more_queries_allows_a_lower_rate():
+    few, many = (kernels.many_queries_gb_s(8, 2, 64, queries, threads=1, seconds=0.02) for queries in (2, 32))
+    assert 0 < many < few
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan")])
+def test_a_reference_of_no_time_is_refused(seconds):
+    with pytest.raises(ConfigError, match="seconds must be"):
+        kernels.many_queries_gb_s(8, 2, 64, 32, threads=1, seconds=seconds)

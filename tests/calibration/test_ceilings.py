@@ -132,7 +132,7 @@ def test_a_kernel_s_ceiling_is_foretold_with_the_read_rate_of_its_own_pool(cells
     assert (same["slower_dram"], slower["slower_dram"]) == (pytest.approx(1.0), pytest.approx(1.25))
     # Beside what is read a query has work of its own.
     assert 0.8 - 1e-9 <= slower["foretold_tok_s"] / same["foretold_tok_s"] <= 0.88
-    assert f"its pool read at {0.8 * read:.1f} GB/s (1.25 times" in ceilings_text(compare(cells, profile, MINI, print))
+    assert f"its pool read at {0.8 * read:.1f} GB/s, so that it takes 1.25 times" in ceilings_text(compare(cells, profile, MINI, print))
 
 
 def test_a_kernel_s_ceiling_is_foretold_as_the_profile_s_raw_table_has_that_kernel(cells):

@@ -117,9 +117,17 @@ def test_arithmetic_around_a_run_and_how_unsteady_both_rates_were_are_read(tmp_p
     cell(tmp_path, "run:herald:64:2", host_rates={"pool_read_gb_s": [156.0, 130.0], "amx_tflop_s": [20.0, 24.0]})
     cell(tmp_path, "run:mage-cpu:64:2", method="mage-cpu", host_rates={"pool_read_gb_s": [99.0], "fma_tflop_s": [2.0]})
     one, other = read_cells(tmp_path, "tiny", lambda _: None)
-    assert (one.unsteady, one.peak_tflop_s, one.unsteady_peak) == (pytest.approx(0.2), 22.0, pytest.approx(0.2))
+    assert (one.unsteady, one.peak_tflop_s, one.unsteady_arithmetic) == (pytest.approx(0.2), 22.0, pytest.approx(0.2))
     # What could be read once alone says nothing of how it moved.
-    assert (other.unsteady, other.peak_tflop_s, other.unsteady_peak) == (None, 2.0, None)
+    assert (other.unsteady, other.peak_tflop_s, other.unsteady_arithmetic) == (None, 2.0, None)
+
+
+def test_what_many_queries_reached_around_a_run_says_how_unsteady_arithmetic_was(tmp_path):
+    rates = {"amx_tflop_s": [20.0, 40.0], "many_queries_gb_s": [44.0, 40.0]}
+    cell(tmp_path, "run:mage-cpu:64:2", method="mage-cpu", host_rates=rates)
+    (found,) = read_cells(tmp_path, "tiny", lambda _: None)
+    assert (found.peak_tflop_s, found.many_queries_gb_s) == (30.0, 42.0)
+    assert found.unsteady_arithmetic == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("rates", [[0.0, 20.0], ["fast"], [float("nan"), 20.0]])

@@ -9,7 +9,7 @@ from calibration.points import Point
 from calibration.reconcile import predictor
 from herald_pipeline import catalogue, hardware_io
 from herald_pipeline.errors import ConfigError, ProfileError
-from herald_pipeline.hardware import Curve, Number
+from herald_pipeline.hardware import Curve
 
 HARDWARE = "h100-sxm-80g_xeon-8481c"
 
@@ -39,16 +39,6 @@ def test_arithmetic_of_many_queries_scales_with_threads_and_one_query_as_the_raw
 
 def test_more_threads_than_the_profile_was_measured_with_are_no_faster(raw):
     assert conditions.share_of_threads(raw, 16) == 1.0
-
-
-@pytest.mark.parametrize(("rate", "expected"), [(18.3, 6.7 / 4.8), (27.8, 1.0)])
-def test_a_query_takes_as_long_at_a_rate_of_the_matrix_units_as_the_kernels_took_there(rate, expected):
-    profile = hardware_io.resolve(HARDWARE)
-    peak = Number(27.8, "TFLOP/s", profile.machine.dram.read_gb_s.origin)
-    profile = replace(profile, machine=replace(profile.machine, cpu=replace(profile.machine.cpu, peak_tflop_s=peak)))
-    slow = conditions.slowed(profile, slower_cpu=27.8 / rate)
-    before, after = (one.machine.cpu.attention_tflop_s.peak for one in (profile, slow))
-    assert before / after == pytest.approx(expected)
 
 
 def test_threads_without_raw_tables_are_refused(tmp_path):

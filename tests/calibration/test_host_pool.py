@@ -143,12 +143,16 @@ def test_the_profile_states_the_reads_beside_its_selections_by_place(bench):
 def test_the_arithmetic_beside_selections_is_the_mean_of_before_and_after(bench, monkeypatch):
     bench.found["machine.dram.read_gb_s"] = parts.get("dram")(bench).values[0].y
     rates = iter([("amx", 20.0), ("amx", 30.0)])
+    of_queries = iter([40.0, 44.0])
     monkeypatch.setattr("calibration.parts.selection.kernels.widest_unit_tflop_s", lambda threads: next(rates))
+    monkeypatch.setattr("calibration.parts.selection.kernels.many_queries_gb_s", lambda *_: next(of_queries))
     part = parts.get("selection")(bench)
-    (peak,) = (value for value in part.values if value.path == "machine.cpu.peak_tflop_s")
-    assert (peak.y, peak.unit) == (25.0, "TFLOP/s")
+    found = {value.path: value for value in part.values}
+    peak, queries = (found[f"machine.cpu.{name}"] for name in ("peak_tflop_s", "many_queries_gb_s"))
+    assert (peak.y, peak.unit, queries.y, queries.unit) == (25.0, "TFLOP/s", 42.0, "GB/s")
     assert "2 thread(s), unit amx" in peak.note
     assert [row["tflop_s"] for row in part.rows if row.get("case") == "arithmetic"] == [20.0, 30.0]
+    assert [row["gb_s"] for row in part.rows if row.get("case") == "many queries"] == [40.0, 44.0]
 
 
 def test_rows_by_place_are_no_times_by_threads(bench, tmp_path):

@@ -143,39 +143,59 @@ def by_both(p, slower_dram=1.0, slower_cpu=1.0):
     return sample(100.0 / (slower_dram * slower_cpu))
 
 
-def test_a_run_of_many_queries_is_foretold_with_the_arithmetic_that_the_host_gave_beside_it(with_peak, shape):
-    found = only(reconcile([run_of("mage-cpu", 16.0, with_peak)], with_peak, shape, None, by_both))
+@pytest.fixture
+def with_queries(with_peak):
+    """The same, beside selections of many queries whose work allowed 40 GB/s."""
+    queries = Number(40.0, "GB/s", with_peak.machine.dram.read_gb_s.origin)
+    return replace(
+        with_peak, machine=replace(with_peak.machine, cpu=replace(with_peak.machine.cpu, many_queries_gb_s=queries))
+    )
+
+
+def test_a_run_of_many_queries_is_foretold_with_what_their_work_allowed_beside_it(with_queries, shape):
+    run = run_of("mage-cpu", 99.0, with_queries, many_queries_gb_s=32.0)
+    found = only(reconcile([run], with_queries, shape, None, by_both))
     assert (found.drift, found.cpu_drift) == (pytest.approx(1.0), pytest.approx(1.25))
     assert found.throughput.error == pytest.approx(1 / 1.25 - 1)
     assert found.throughput.plain_error == pytest.approx(0.0)
-    assert "1.00 / 1.25" in report_text(
-        reconcile([run_of("mage-cpu", 16.0, with_peak)], with_peak, shape, None, by_both)
+    assert "1.00 / 1.25" in report_text(reconcile([run], with_queries, shape, None, by_both))
+
+
+@pytest.mark.parametrize("peak", [18.3, 27.8])
+def test_else_with_the_widest_unit_as_far_as_the_kernels_followed_it_on_two_machines(with_peak, shape, peak):
+    nanoseconds_a_query = {27.8: 4.8, 18.3: 6.7}
+    quiet = Number(27.8, "TFLOP/s", with_peak.machine.dram.read_gb_s.origin)
+    given = replace(
+        with_peak, machine=replace(with_peak.machine, cpu=replace(with_peak.machine.cpu, peak_tflop_s=quiet))
     )
+    found = only(reconcile([run_of("mage-cpu", peak, given)], given, shape, None, by_both))
+    assert found.cpu_drift == pytest.approx(nanoseconds_a_query[peak] / nanoseconds_a_query[27.8])
 
 
 def test_arithmetic_says_nothing_of_a_run_of_one_query_or_with_a_profile_that_does_not_state_it(
     profile, with_peak, shape
 ):
     for method, given in (("herald", with_peak), ("mage-cpu", profile)):
-        run = run_of(method, 5.0, given, unsteady_peak=9.0 if method == "herald" else None)
+        run = run_of(method, 5.0, given, unsteady_arithmetic=9.0 if method == "herald" else None)
         found = only(reconcile([run], given, shape, None, by_both))
         assert (found.cpu_drift, found.refused) == (None, "")
         assert found.throughput.error == pytest.approx(0.0)
 
 
-def test_arithmetic_of_fewer_threads_is_held_against_as_many_of_the_profile_s(with_peak, shape, tmp_path):
+def test_arithmetic_of_fewer_threads_is_held_against_as_many_of_the_profile_s(with_queries, shape, tmp_path):
     for name in ("selection", "dram"):
         (tmp_path / f"{name}.csv").write_text("threads,seconds\n5,0.08\n15,0.04\n", encoding="utf-8")
-    half = with_peak.machine.dram.read_gb_s.peak / 2
+    half = with_queries.machine.dram.read_gb_s.peak / 2
     run = sample(100.0, method="mage-cpu", conditions=(("threads", 5),))
-    run = replace(run, dram_gb_s=half, peak_tflop_s=5.0)
-    found = only(reconcile_all([run], shape, [Calibration(with_peak, by_both, raw=tmp_path)]))
-    assert (found.drift, found.cpu_drift) == (pytest.approx(1.0), pytest.approx(20.0 * 5 / 15 / 5.0))
+    run = replace(run, dram_gb_s=half, many_queries_gb_s=10.0)
+    found = only(reconcile_all([run], shape, [Calibration(with_queries, by_both, raw=tmp_path)]))
+    assert (found.drift, found.cpu_drift) == (pytest.approx(1.0), pytest.approx(40.0 * 5 / 15 / 10.0))
 
 
-@pytest.mark.parametrize(("peak", "judged"), [(15.5, True), (15.0, False), (25.5, True), (26.5, False)])
-def test_arithmetic_that_drifted_by_a_third_ends_judgement_of_many_queries(with_peak, shape, peak, judged):
-    found = only(reconcile([run_of("mage-cpu", peak, with_peak)], with_peak, shape, None, by_both))
+@pytest.mark.parametrize(("gb_s", "judged"), [(31.0, True), (30.0, False), (51.0, True), (53.0, False)])
+def test_arithmetic_that_drifted_by_a_third_ends_judgement_of_many_queries(with_queries, shape, gb_s, judged):
+    run = run_of("mage-cpu", None, with_queries, many_queries_gb_s=gb_s)
+    found = only(reconcile([run], with_queries, shape, None, by_both))
     assert (found.refused == "") is judged
     assert judged or "the host's arithmetic ran" in found.refused
 
@@ -202,7 +222,7 @@ def test_slower_arithmetic_lengthens_what_selections_compute_and_not_what_they_r
 def test_a_single_run_during_which_what_bounds_it_changed_speed_is_listed_and_not_judged(
     profile, shape, method, pool, peak, judged
 ):
-    run = replace(sample(100.0, method=method), unsteady=pool, unsteady_peak=peak)
+    run = replace(sample(100.0, method=method), unsteady=pool, unsteady_arithmetic=peak)
     report = reconcile([run], profile, shape, None, predicting(101.0))
     assert (only(report).refused == "") is judged
     assert judged or "speed changed by more than 30% during it: not judged" in report_text(report)

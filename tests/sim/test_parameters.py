@@ -66,6 +66,7 @@ def numbers_that_may_describe():
             if type(getattr(part, name)) is int:
                 yield f"machine.{section}.{name}", getattr(part, name)
     yield "machine.cpu.peak_tflop_s", 20.0
+    yield "machine.cpu.many_queries_gb_s", 40.0
     yield "machine.dram.beside_selections_gb_s", 100.0
 
 
