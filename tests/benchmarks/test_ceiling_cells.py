@@ -1,4 +1,4 @@
-"""A kernel's ceiling states what the host gave beside it: its own pool's read rate, before and after, and arithmetic."""
+"""A kernel's ceiling states what the host gave beside it: reading its own pool, and arithmetic, before and after."""
 
 import json
 
