@@ -152,6 +152,9 @@ def _choose(session: Session, rows: Sequence[Row], hidden: Tensor, masked: Tenso
 
 @action("decide")
 def decide(session: Session, task: Task) -> Outcome:
-    """LM head and acceptance of a step 0 whose layers ran one by one (MAGE)."""
+    """LM head and acceptance of a step 0 whose layers ran one by one (MAGE), on this stream or on another."""
+    if task.reads("hidden"):
+        assert session.pools.hidden is not None
+        return accept(session, task.rows, session.pools.hidden[[row.slot for row in task.rows]])
     forward: BlockForward = session.passes.pop(task.stage.stream)
     return accept(session, forward.rows, forward.row_hidden)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 TORCH_DTYPES = {KVDtype.FP32: torch.float32, KVDtype.BF16: torch.bfloat16, KVDtype.FP16: torch.float16}
 
-OWN_STORAGE = ("indices", "prompt", "partial", "picked", "shadow", "values", "staged_values", "keys8")
+OWN_STORAGE = ("indices", "prompt", "partial", "picked", "shadow", "values", "staged_values", "keys8", "hidden")
 """Pools that are no plain keys and values: what fills them also makes them."""
 
 NOWHERE = -1
@@ -238,6 +238,8 @@ class Pools:
         self.exchange: Exchange | None = None
         self.indices: dict[tuple[int, int], Selection] = {}
         """Per layer and first slot of a pass, the newest selection: ``[R, kv, max k]`` int32 and counts ``[R, kv]``."""
+        self.hidden: Tensor | None = None
+        """``[slots, B, H]``: what a step 0 on a stream of its own leaves for the LM head."""
         self.prompt: dict[int, list[KV]] = {}
         """Places of the prompt's ring: a layer's KV of each request being prefilled."""
         self.partial: PartialKeys | None = None
@@ -252,6 +254,9 @@ class Pools:
                     self.hosts[pool.name] = HostKV(len(pool.layers), slots, tokens, shape, host_dtype, keys8)
                 elif pool.name in ("query", "output"):
                     self.exchange = self.exchange or Exchange(slots, queries, shape, pinned)
+                elif pool.name == "hidden":
+                    dims = (slots, settings.block_length, shape.hidden_size)
+                    self.hidden = torch.zeros(dims, dtype=device_dtype, device=device)
                 elif pool.name not in OWN_STORAGE:
                     home = device if pool.home is Home.HBM else torch.device("cpu")
                     pin = pinned and pool.home is Home.DRAM
@@ -271,6 +276,7 @@ class Pools:
         if home is Home.DRAM:
             held += sum(host.num_bytes for host in self.hosts.values())
             return held + (self.exchange.num_bytes if self.exchange else 0)
+        held += self.hidden.nbytes if self.hidden is not None else 0
         held += self.partial.num_bytes if self.partial else 0
         held += self.shadow.num_bytes if self.shadow else 0
         return held + sum(kv.num_bytes for place in list(self.prompt.values()) for kv in place)
@@ -298,7 +304,7 @@ class Pools:
         if self.shadow is not None:
             self.shadow.close()
         self.partial = self.shadow = None
-        self.exchange = None
+        self.exchange = self.hidden = None
 
 
 def _consecutive(rows: Sequence[int]) -> bool:

@@ -117,7 +117,7 @@ def launch_rows(pipeline: Pipeline, launch: Launch, running: dict[int, DecodeReq
 
 
 class RowState:
-    """Tokens of all slots, on the device; only the main stream touches it.
+    """Tokens of all slots, on the device. The main stream writes them; a step 0 on another one reads those of its rows.
 
     ``tokens [slots, capacity]`` and ``masked`` beside them (True: not decoded yet), ``draft [slots, W]``. ``window`` is
     W, the positions of a forward: B, or more where tokens may be committed ahead of their block.

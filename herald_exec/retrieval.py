@@ -137,6 +137,16 @@ def finish(session: Session, task: Task) -> None:
     rows, queries = lanes.positions.shape
     attended = exchange.output[:rows, :queries].to(session.device, session.model.dtype)
     lanes.finish(task.layer, attended)
+    if session.pools.hidden is not None and task.layer == session.num_layers - 1:
+        _leave_hidden(session, task, lanes)
+
+
+def _leave_hidden(session: Session, task: Task, lanes: Lanes) -> None:
+    """A step 0 ends: the next pass of its stream may begin before the LM head has seen what this one has left."""
+    task.require(task.writes("hidden"), "leaving the last hidden states")
+    assert isinstance(lanes, BlockForward)
+    assert session.pools.hidden is not None
+    session.pools.hidden[[row.slot for row in lanes.rows]] = lanes.row_hidden
 
 
 @action("exact_layer")

@@ -116,6 +116,12 @@ class Session:
         return self.pipeline.settings.block_length
 
     @property
+    def full_batches(self) -> tuple[int, ...]:
+        """Rows of a forward while every slot is decoded: where two halves take turns, the second may have one less."""
+        full = self.rows_together
+        return tuple(dict.fromkeys((full, self.pools.slots - full or full)))
+
+    @property
     def window(self) -> int:
         """W, positions that a forward computes of a row: B, or more where tokens may be committed ahead."""
         return self.pipeline.settings.window_length

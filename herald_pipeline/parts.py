@@ -31,6 +31,7 @@ FULL_PREFIX = Access("full", Region.PREFIX)
 FULL_BLOCK = Access("full", Region.BLOCK)
 NEXT_TAIL = Access("sparse", Region.TAIL, Buffer.IDLE)
 EXACT = (Access("exact", Region.PREFIX), Access("exact", Region.BLOCK))
+HIDDEN = Access("hidden")
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ class Parts(PoolParts):
         """Layer by layer: project, select on the CPU, finish (output and FFN) beside gather and upload.
 
         ``queries`` [MASK] tokens a row go through the model. With ``decides`` they are the whole block and the pass is
-        its step 0: the last layer is finished too, and :meth:`decide` follows.
+        its step 0: the last layer is finished too, and leaves what :meth:`decide` reads.
         """
         forward = self.forward
         on_gpu = self.settings.exact_layers_on == "gpu"
@@ -179,7 +180,10 @@ class Parts(PoolParts):
             stages.append(scanning("select", cpu_layers, Access("indices")))
         finished = tuple(layer for layer in cpu_layers if decides or layer != last)
         if finished:
-            stages.append(Stage("finish", "finish", stream, "gpu", finish, finished, rows, reads=(Access("output"),)))
+            left = (HIDDEN,) if decides else ()
+            stages.append(
+                Stage("finish", "finish", stream, "gpu", finish, finished, rows, reads=(Access("output"),), writes=left)
+            )
         stages += self.transfer(buffer, rows)
         if on_gpu and self.exact:
             stages.insert(
@@ -243,14 +247,14 @@ class Parts(PoolParts):
         """Streams of a method that selects on the CPU, beside those in which it computes."""
         return (GATHER, UPLOAD, DOWNLOAD) if self.settings.gather == "cpu" else (UPLOAD, DOWNLOAD)
 
-    def decide(self) -> Section:
-        """LM head and acceptance of a step 0 that ran layer by layer."""
+    def decide(self, reads: tuple[Access, ...] = ()) -> Section:
+        """LM head and acceptance of a step 0 that ran layer by layer; ``reads``: where it was on another stream."""
         forward = self.forward
 
         def work(shape: LaunchShape, _: int | None) -> Work:
             return once(*forward.head(shape.tokens))
 
-        return Section((Stage("decide", "decide", "main", "gpu", work, rows=Rows.COHORT, decides=True),))
+        return Section((Stage("decide", "decide", "main", "gpu", work, rows=Rows.COHORT, reads=reads, decides=True),))
 
     def decide_step(self) -> Stage:
         """LM head and acceptance that end a step which goes layer by layer."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from herald_pipeline.model import ModelShape
+from herald_pipeline.model import KVDtype, ModelShape
 from herald_pipeline.pools import Home, Pool, RequestSize
 from herald_pipeline.settings import Settings
 from herald_pipeline.work import Forward
@@ -146,6 +146,20 @@ class PoolParts:
             Pool("query", Home.DRAM, self.layers, lambda _: query_bytes, shared=True, pinned=True),
             Pool("output", Home.DRAM, self.layers, lambda _: output_bytes, shared=True, pinned=True),
             Pool("indices", Home.DRAM, self.sparse, index_bytes),
+        )
+
+    def hidden(self) -> Pool:
+        """What the last layer of a step 0 on a stream of its own leaves for the main stream's LM head."""
+        each = (
+            4.0 if self.settings.kv_dtype is KVDtype.FP32 else 2.0
+        )  # what models compute in, whatever KV is stored as
+        size = self.model.hidden_size * each
+        return Pool(
+            "hidden",
+            Home.HBM,
+            self.layers[-1:],
+            lambda request: request.block_length * size,
+            purpose="a step 0's last hidden states, on their way to the LM head",
         )
 
     def prompt_ring(self) -> Pool:

@@ -56,6 +56,9 @@ class CostModel(Flows):
         template = self.pipeline.template
         begins = template.first_step > 0 and engine.first_step_experts_share is not None  # the head holds step 0
         self._first_steps = {stage.name for section in template.head if begins for stage in section.stages}
+        # A pass that a block begins with follows the steps before it, on whichever stream it is: the device's clock and
+        # caches are as in the main stream, and the profile's numbers of passes beside steps do not hold.
+        self._in_line = {stage.name for section in template.head for stage in section.stages if stage.action in _PASS}
         self._classes: dict[str, Mapping[int | None, int]] = {}
 
     def layer_classes(self, stage: Stage, shape: LaunchShape) -> Mapping[int | None, int]:
@@ -92,7 +95,7 @@ class CostModel(Flows):
     # Phases ----------------------------------------------------------------------------------------------------------
 
     def _phases(self, stage: Stage, work: Work) -> tuple[Phase, ...]:
-        small = stage.stream in self._small
+        small = stage.stream in self._small and stage.name not in self._in_line
         phases: list[Phase] = []
         segments: list[tuple[float, int]] = []
         own = self._has_own_cost(stage, small)
@@ -158,7 +161,7 @@ class CostModel(Flows):
         return stage.resource == "gpu" and not own and not any(op.kind in MOVES for op in ops)
 
     def _exchange_ns(self, op: Op) -> float:
-        """What handing a layer's queries to the CPU, or taking its outputs, costs the main stream besides its ops."""
+        """What handing a layer's queries to the CPU, or taking its outputs, costs a pass in line besides its ops."""
         own = {OpKind.QKV: "exchange_project_us", OpKind.OUTPUT: "exchange_finish_us"}.get(op.kind)
         if own is None or getattr(self._engine, own) is None:
             return 0.0
@@ -186,11 +189,11 @@ class CostModel(Flows):
     def _has_own_cost(self, stage: Stage, small: bool) -> bool:
         """Whether the profile states the fixed cost of a selection pass's stages for this one.
 
-        It is the way of a launch to the device and back, in which the device is free for others' kernels. In the main
-        stream it is the same, unless the profile says what queries and outputs cost there.
+        It is the way of a launch to the device and back, in which the device is free for others' kernels. In line with
+        the steps it is the same, unless the profile says what queries and outputs cost there.
         """
-        in_main = self._engine.exchange_project_us is None and self._engine.exchange_finish_us is None
-        return self._engine.retrieval_layer_overhead_us is not None and stage.action in _PASS and (small or in_main)
+        in_line = self._engine.exchange_project_us is None and self._engine.exchange_finish_us is None
+        return self._engine.retrieval_layer_overhead_us is not None and stage.action in _PASS and (small or in_line)
 
     def _layer_cost_ns(self, whole_ns: float, kinds: Set[OpKind]) -> float:
         """What ops of these kinds carry of a pass's fixed cost of a layer: the projection has its share of it."""

@@ -43,9 +43,13 @@ class DeviceActions:
         groups = 1 if session.pipeline.template.draft_step is None else 2
         self.forward = LaneForward(session, bucket(groups * session.rows_together), graphs=graphs)
         self.acceptance = Acceptance(session, self.forward.table)
-        self.selection = SelectionPass(session, graphs=graphs) if has_own_pass(session.pipeline) else None
-        whole = has_block_pass(session.pipeline)
-        self.block_pass = BlockPass(session, self.forward, self.acceptance, graphs=graphs) if whole else None
+        self.selection: SelectionPass | None = None
+        if has_own_pass(session.pipeline):
+            self.selection = SelectionPass(session, self.forward.feed_forward.beside(), graphs=graphs)
+        self.block_pass: BlockPass | None = None
+        if has_block_pass(session.pipeline):
+            beside = self.forward.beside(session.rows_together)
+            self.block_pass = BlockPass(session, beside, self.acceptance, graphs=graphs)
         self.fetched = FetchedForward(session, self.forward, self.acceptance) if fetches(session) else None
         steps = any(stage.action == "denoise" for stage in session.pipeline.template.stages())
         served = Counter(source(session, layer).name for layer in range(session.num_layers) if steps)
@@ -137,9 +141,7 @@ class DeviceActions:
         """As on the CPU; synthetic KV is drawn in place, and all graphs of a full batch are captured first."""
         if not self._prepared:
             self._prepared = True
-            # Where two halves take turns, the second one may have a row less.
-            full = session.rows_together
-            for rows in dict.fromkeys((full, session.pools.slots - full or full)):
+            for rows in session.full_batches:
                 if self._layers:
                     self.forward.capture(bucket(rows))
                 if session.pipeline.template.draft_step is not None:

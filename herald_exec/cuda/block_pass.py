@@ -2,7 +2,12 @@
 
 The plain pass of :mod:`herald_exec.retrieval` launches its norms, rotations and experts one by one: project and finish
 took 5.3 ms a layer there for 16 blocks of 32 tokens (llada2-mini on an H200), and 2.9 fused, launched one by one.
-A full batch's are graphs, two a layer; a pass of fewer rows is launched one by one.
+A full batch's are graphs, two a layer, and so are both halves' where two take turns; a pass of fewer rows is launched
+one by one.
+
+The pass has a stream of its own, on which the next one may begin before :meth:`BlockPass.decide` has its turn on the
+main stream. So nothing but ``pools.hidden``, where each slot has its own place, leads from the one to the other: lane
+table, counters of the experts and graphs are the pass's own.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +20,7 @@ from torch.nn import functional
 from herald_exec.cuda.acceptance import Acceptance
 from herald_exec.cuda.forward import LaneForward
 from herald_exec.cuda.graphs import GraphMemory
+from herald_exec.cuda.lanes import Field
 from herald_exec.cuda.streams import Foreseen
 from herald_exec.denoising import Outcome
 from herald_exec.models.layers import Rotary
@@ -24,9 +30,9 @@ from herald_pipeline.pipeline import Pipeline
 
 
 def has_block_pass(pipeline: Pipeline) -> bool:
-    """Whether step 0 is a pass of whole blocks that attends on the CPU in every layer."""
+    """Whether step 0 is a pass of whole blocks, on a stream of its own, that attends on the CPU in every layer."""
     actions = {stage.action for stage in pipeline.template.stages()}
-    whole = {"project", "select", "finish", "decide"} <= actions
+    whole = {"project", "select", "finish", "decide"} <= actions and "hidden" in {p.name for p in pipeline.pools}
     return (
         whole and not actions & {"exact_layer", "proxy"} and pipeline.settings.queries == pipeline.settings.block_length
     )
@@ -35,20 +41,19 @@ def has_block_pass(pipeline: Pipeline) -> bool:
 class BlockPass:
     """The rows of a step 0, and what its layers hand on.
 
-    ``rows`` and ``positions`` are what :func:`herald_exec.retrieval.select` reads of a pass; ``forward`` and
-    ``acceptance`` are those of the steps behind it, whose lane table it shares.
+    ``rows`` and ``positions`` are what :func:`herald_exec.retrieval.select` reads of a pass; ``forward`` is the pass's
+    own, ``acceptance`` that of the steps behind it.
     """
 
     def __init__(self, session: Session, forward: LaneForward, acceptance: Acceptance, *, graphs: bool) -> None:
         self.session, self.forward, self.acceptance = session, forward, acceptance
         self.rows: list[Row] = []
         self.positions = torch.zeros(0, session.block_length, dtype=torch.int64)
-        self._total = 0
         self._state: tuple[Tensor, Tensor, Rotary] | None = None
         self.graphs = graphs and forward.feed_forward.capturable
         self._memory = GraphMemory()
-        self._captured: list[Any] = []
-        self._left: tuple[Tensor, Tensor, Rotary] | None = None
+        self._captured: dict[int, list[Any]] = {}
+        """Graphs of a pass by its rows."""
 
     def table(self) -> dict[str, Action]:
         """Action name -> function."""
@@ -64,51 +69,70 @@ class BlockPass:
     def finish(self, session: Session, task: Task) -> None:
         """Attention output back to the device, then output projection and feed-forward."""
         task.require(task.reads("output"), "reading the attention output")
+        if task.layer == session.num_layers - 1:
+            task.require(task.writes("hidden"), "leaving the last hidden states")
         self._replay(2 * task.layer + 1)
 
     def decide(self, session: Session, task: Task) -> Callable[[], Outcome] | Foreseen:
         """LM head and acceptance, as behind a forward of one launch."""
-        assert self._state is not None
-        return self.acceptance.issue(self.rows, self._state[1], self._total)
+        task.require(task.reads("hidden"), "reading the last hidden states")
+        rows, table, hidden = list(task.rows), self.acceptance.table, session.pools.hidden
+        assert hidden is not None
+        table.fill(session, rows, len(rows))
+        total = self.acceptance.prepare(rows)
+        table.send()
+        normed = hidden.index_select(0, table[Field.SLOT][: len(rows)]).flatten(0, 1)
+        return self.acceptance.issue(rows, normed, total)
 
     def prepare(self) -> None:
-        """Capture the graphs of a full batch on the current stream, before decoding begins."""
+        """Capture the graphs of full batches, before decoding begins and while no pass is under way.
+
+        On a stream of the retrieval stream's priority: a graph's kernels keep that of the stream they are captured on.
+        """
         if not self.graphs or self._captured:
             return
-        lanes, parts = self.session.rows_together, range(2 * self.session.num_layers)
+        main, side = torch.cuda.current_stream(), torch.cuda.Stream(self.session.device, priority=-1)  # type: ignore[no-untyped-call]
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            for lanes in self.session.full_batches:
+                self._capture(lanes)
+        main.wait_stream(side)
+
+    def _capture(self, lanes: int) -> None:
+        parts = range(2 * self.session.num_layers)
         for at in parts:
             self._run(at, lanes)
-        for at in parts:
-            graph, _ = self._memory.capture(lambda at=at: self._run(at, lanes))  # type: ignore[misc]
-            self._captured.append(graph)
-        # What the last part leaves must stay in place; the others' may be used again where all later parts follow.
-        self._left = self._state
+        # What a part leaves may be used again where all later parts follow; what the last one leaves is in the pool.
+        self._captured[lanes] = [
+            self._memory.capture(lambda at=at: self._run(at, lanes))[0]  # type: ignore[misc]
+            for at in parts
+        ]
+        self._state = None
 
     def close(self) -> None:
         """Free the graphs, and what the last pass has left."""
         self._captured.clear()
-        self._state = self._left = None
+        self._state = None
         # A pass points at its session: without this the two would wait for the garbage collector.
         self.session.passes.clear()
 
     def _begin(self, task: Task) -> None:
-        """Take the rows of a new pass, and fill the lane table that the steps use too."""
+        """Take the rows of a new pass."""
         session, table = self.session, self.forward.table
         self.rows = list(task.rows)
         for row in self.rows:
             session.state.begin(row)
         self.positions = _positions(self.rows, session.block_length)
         table.fill(session, self.rows, len(self.rows))
-        self._total = self.acceptance.prepare(self.rows)
         table.send()
         session.passes[task.stage.stream] = self
 
     def _replay(self, at: int) -> None:
-        if not self._captured or len(self.rows) != self.session.rows_together:
+        captured = self._captured.get(len(self.rows))
+        if captured is None:
             self._run(at, len(self.rows))
-            return
-        self._captured[at].replay()
-        self._state = self._left
+        else:
+            captured[at].replay()
 
     def _run(self, at: int, lanes: int) -> None:
         """Part ``at`` of the pass: what layer ``at // 2`` does before its selection, or after it."""
@@ -137,7 +161,12 @@ class BlockPass:
         hidden, _, rotary = self._state
         landed = exchange.output[:lanes].to(self.session.device, non_blocking=True)
         attended = landed.to(model.dtype).view(len(hidden), -1)
-        self._state = (*self.forward.feed_forward(layer, hidden, attended), rotary)
+        hidden, normed = self.forward.feed_forward(layer, hidden, attended)
+        self._state = (hidden, normed, rotary)
+        if layer == self.session.num_layers - 1:
+            left = self.session.pools.hidden
+            assert left is not None
+            left.index_copy_(0, self.forward.table[Field.SLOT][:lanes].long(), normed.view(lanes, *left.shape[1:]))
 
 
 def by_token(heads: Tensor, block: int) -> Tensor:

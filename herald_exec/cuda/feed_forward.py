@@ -1,5 +1,7 @@
 """Feed-forward of a layer, dense or mixture of experts, up to the norm with which the next layer begins."""
 
+import copy
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -22,6 +24,12 @@ class FeedForward:
                 self._routers[index] = split_router(layer.ffn.router, model.dtype)
         moe = model.shape.moe
         self._counts = torch.zeros(1 if moe is None else moe.num_experts, dtype=torch.int32, device=model.device)
+
+    def beside(self) -> "FeedForward":
+        """The same for another stream: with counters of its own, over the same weights."""
+        other = copy.copy(self)
+        other._counts = torch.zeros_like(self._counts)
+        return other
 
     @property
     def capturable(self) -> bool:

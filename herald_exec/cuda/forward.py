@@ -49,12 +49,14 @@ class LaneForward:
         Most lanes of one launch.
     graphs
         Capture each number of lanes once and replay it. Without it the launches are issued one by one.
+    feed_forward
+        What the layers' feed-forwards are done with; default: their own.
     """
 
-    def __init__(self, session: Session, lanes: int, *, graphs: bool) -> None:
+    def __init__(self, session: Session, lanes: int, *, graphs: bool, feed_forward: FeedForward | None = None) -> None:
         self.session = session
         self.table = LaneTable(lanes, session.device)
-        self.feed_forward = FeedForward(session.model)
+        self.feed_forward = feed_forward or FeedForward(session.model)
         self.graphs = graphs and self.feed_forward.capturable
         self._captured: dict[int, tuple[Any, Tensor]] = {}
         self._memory = GraphMemory()
@@ -81,6 +83,10 @@ class LaneForward:
             return
         self.run(lanes)
         self._captured[lanes] = self._memory.capture(lambda: self.run(lanes))
+
+    def beside(self, lanes: int) -> "LaneForward":
+        """One of at most ``lanes`` lanes for another stream, launch by launch, with a lane table of its own."""
+        return LaneForward(self.session, lanes, graphs=False, feed_forward=self.feed_forward.beside())
 
     def close(self) -> None:
         """Free the graphs and their memory."""

@@ -43,14 +43,14 @@ class SelectionPass:
     ``rows`` and ``positions`` are what :func:`herald_exec.retrieval.select` reads of a pass.
     """
 
-    def __init__(self, session: Session, *, graphs: bool) -> None:
+    def __init__(self, session: Session, feed_forward: FeedForward, *, graphs: bool) -> None:
         self.session = session
         self.rows: list[Row] = []
         self.positions = torch.zeros(0, 1, dtype=torch.int64)
         shape, device = session.model.shape, session.device
         cuda, self.lanes = device.type == "cuda", bucket(session.rows_together)
         session.pools.exchange = Exchange(self.lanes, 1, shape, cuda)
-        self.feed_forward = FeedForward(session.model)
+        self.feed_forward = feed_forward
         self.graphs = graphs and self.feed_forward.capturable
         self._memory = GraphMemory()
         self._captured: dict[int, tuple[Any, Any]] = {}

@@ -2,19 +2,19 @@
 
 from herald_pipeline.methods.base import Axes, Method
 from herald_pipeline.methods.herald import offload_pools, transfer_edges
-from herald_pipeline.parts import MAIN, Parts
+from herald_pipeline.parts import MAIN, RETRIEVAL, Parts
 from herald_pipeline.pools import Access, Buffer, Pool, Region
 from herald_pipeline.settings import Settings
 from herald_pipeline.stages import Edge, LayerLink, Rows, Section, Template
 
 
 def build(parts: Parts) -> tuple[Template, tuple[Pool, ...]]:
-    """Serial: the pass of one token, then T sparse steps and the completing forward."""
+    """Serial: the pass of one token, then T sparse steps and the completing forward; streams as in ``mage-cpu``."""
     queries = parts.settings.queries
-    selection = parts.selection_pass("main", queries=queries, draft=False, buffer=Buffer.ONE, rows=Rows.COHORT)
+    selection = parts.selection_pass("retrieval", queries=queries, draft=False, buffer=Buffer.ONE, rows=Rows.COHORT)
     first = selection.stages[0].name
     template = Template(
-        streams=(MAIN, *parts.copy_streams()),
+        streams=(MAIN, RETRIEVAL, *parts.copy_streams()),
         prefill=parts.prefill(offload=True, writes=(Access("exact", Region.BLOCK),)),
         head=(selection,),
         denoise=parts.denoise_sparse(double_buffered=False),

@@ -28,8 +28,8 @@ class BatchPolicy(StrEnum):
     """A row begins its next block in the next forward; rows at different steps share forwards."""
     TWO_BATCH_OVERLAP = "two-batch-overlap"
     """The batch crosses blocks as two halves that take turns on the main stream, each in lockstep: what one half waits
-    for (its draft, its copies, its retrieval) runs beside the other half's steps, and the CPU goes from one half's
-    retrieval to the other's. Beyond the paper."""
+    for (its draft, its copies, its retrieval, a step 0 on the CPU) runs beside the other half's steps, and the CPU goes
+    from one half's retrieval to the other's. Beyond the paper."""
 
     @property
     def parts(self) -> int:
@@ -122,6 +122,7 @@ class Feedback(NamedTuple):
 
 
 Issued = Generator[Issue | Idle, Feedback | None, Feedback | None]
+_Half = Generator[Issue | Idle | None, Feedback | None, None]
 _NO_SLOTS: frozenset[int] = frozenset()
 _RUNNING = frozenset({Rows.RUNNING})
 
@@ -224,11 +225,7 @@ class Program:
         return max(now_ns, arrival)
 
     def _in_turn(self) -> Generator[Issue | Idle, Feedback | None, None]:
-        """Halves of what was admitted, a block each in turn.
-
-        A half's tail is issued when its turn comes again: in it the main stream waits for the half's retrieval, and
-        until then it has the other half's block to do.
-        """
+        """Halves of what was admitted, a block each in turn."""
         now_ns = 0
         while True:
             admitted = self.admission.admit(now_ns)
@@ -240,24 +237,68 @@ class Program:
                 continue
             prompt = self._admit(admitted)
             yield from self._sections(self._template.prefill, prompt, prompt.slots)
-            turns = deque((half, prompt, _NO_SLOTS) for half in self._halves(admitted))
-            while turns:
-                slots, before, stopped = turns.popleft()
-                if before is not prompt:
-                    yield from self._sections(self._template.tail, before, before.slots, stopped)
-                    slots = self._going_on(slots, stopped, before)
-                if slots:
-                    cohort = self._begin(slots, dict.fromkeys(slots, before))
-                    feedback = yield from self._block(cohort)
-                    now_ns = max(now_ns, feedback.now_ns)
-                    turns.append((slots, cohort, feedback.stopped))
+            waiting = deque(self._half(half, prompt) for half in self._halves(admitted))
+            while waiting:
+                half = waiting.popleft()
+                goes_on, now_ns = yield from self._turn(half, now_ns)
+                if goes_on:
+                    waiting.append(half)
 
-    def _block(self, cohort: Cohort) -> Generator[Issue | Idle, Feedback | None, Feedback]:
-        """A block of one cohort without its tail; returns the last step's answer."""
-        answer = yield from self._sections(self._template.head, cohort, cohort.slots)
-        if answer is not None:
-            cohort.split(answer.masked)
-        feedback = Feedback() if answer is None else answer
+    def _turn(self, half: _Half, now_ns: int) -> Generator[Issue | Idle, Feedback | None, tuple[bool, int]]:
+        """What ``half`` issues until it gives its turn away: whether it goes on then, and the time."""
+        answer: Feedback | None = None
+        while True:
+            try:
+                issue = half.send(answer)
+            except StopIteration:
+                return False, now_ns
+            if issue is None:
+                return True, now_ns
+            answer = yield issue
+            if answer is not None:
+                now_ns = max(now_ns, answer.now_ns)
+
+    def _half(self, slots: list[int], prompt: Cohort) -> _Half:
+        """All blocks of one half; ``None`` where it gives its turn away.
+
+        Between two blocks it issues what stands before the main stream's next stage: a step 0 on another stream, which
+        then runs beside the other half's steps. From there on it goes when its turn comes again: the main stream would
+        have to wait (in HERALD's tail for the half's retrieval), and until then it has the other half's block to do.
+        """
+        tail: tuple[Section, ...] = ()
+        before, stopped, template = prompt, _NO_SLOTS, self._template
+        while True:
+            its_turn = False
+            for section in tail:
+                if not its_turn and self._holds_main(section):
+                    its_turn = True
+                    yield None
+                yield from self._sections((section,), before, before.slots, stopped)
+            if before is not prompt:
+                slots = self._going_on(slots, stopped, before)
+            if not slots:
+                return None
+            cohort = self._begin(slots, dict.fromkeys(slots, before))
+            for section in template.head:
+                if not its_turn and self._holds_main(section):
+                    its_turn = True
+                    yield None
+                answer = yield from self._sections((section,), cohort, cohort.slots)
+                if answer is not None:
+                    cohort.split(answer.masked)
+            if not its_turn:
+                yield None
+            feedback = yield from self._steps_of(cohort)
+            before, stopped, tail = cohort, feedback.stopped, template.tail
+
+    def _holds_main(self, section: Section) -> bool:
+        """Whether a stage of ``section`` stands on the stream of the steps."""
+        main = self._template.denoise.stream
+        return any(stage.stream == main for stage in section.stages)
+
+    def _steps_of(self, cohort: Cohort) -> Generator[Issue | Idle | None, Feedback | None, Feedback]:
+        """A block's steps, and what follows each; returns the last one's answer."""
+        feedback = Feedback()
         while cohort.running:
             feedback = yield from self._step([cohort])
             cohort.split(feedback.masked)

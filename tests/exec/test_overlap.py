@@ -103,6 +103,53 @@ def test_in_halves_the_cpu_goes_from_one_retrieval_to_the_next_without_waiting_f
     assert answers[BatchPolicy.TWO_BATCH_OVERLAP] == answers[BatchPolicy.LOCKSTEP]
 
 
+@pytest.mark.parametrize("name", ["mage-cpu", "mage-cpu-representative"])
+def test_in_halves_one_halfs_selection_runs_beside_the_others_steps(name, kit, model):
+    """In lockstep a block's steps wait for its own selection, so that the two never run together."""
+    pipeline, policy = kit.describe(name, model.shape, budget=0.3), PlannedPolicy(FixedSteps(4, 8))
+
+    def slow(launch):
+        time.sleep({"denoise": 0.01, "select": 0.02}.get(launch.stage.name, 0.0))
+
+    together, answers = {}, {}
+    for batch_policy in (BatchPolicy.LOCKSTEP, BatchPolicy.TWO_BATCH_OVERLAP):
+        options = Options(batch=4, policy=batch_policy, before_stage=slow, keep_trace=True)
+        run = decode(pipeline, model, kit.prompts([24] * 4, 32), policy=policy, options=options)
+        together[batch_policy] = overlap_ns(run.trace.spans, "select", "denoise")
+        answers[batch_policy] = run.answers
+        trace.validate(run.trace)
+    assert together[BatchPolicy.LOCKSTEP] == 0
+    # Four blocks of two halves, all but the first of which have steps of 40 ms or more beside selections of 80.
+    assert together[BatchPolicy.TWO_BATCH_OVERLAP] > 4 * 40_000_000
+    assert answers[BatchPolicy.TWO_BATCH_OVERLAP] == answers[BatchPolicy.LOCKSTEP]
+
+
+@pytest.mark.timeout(200)
+def test_a_hundred_seeds_of_delays_give_the_same_tokens_where_halves_select_in_step_0(kit):
+    """Each launch sleeps a random time first; a slot is used twice, T is mixed, a half has a row more."""
+    model = tiny(block_length=4, num_layers=3, hidden_size=32, intermediate_size=32, vocab_size=64, eos_token_ids=())
+    requests = kit.prompts([9, 5, 6, 7], [4, 6, 4, 8], vocab=64)
+    pipeline = kit.describe("mage-cpu", model.shape, budget=0.3, exact_layers=1)
+    policy = PlannedPolicy(ListedSteps(((1, 3), (2, 1)), 4), order="scripted")
+
+    def run(delay, batch_policy):
+        options = Options(batch=3, check=True, policy=batch_policy, threads=1, before_stage=delay)
+        return decode(pipeline, model, requests, policy=policy, options=options)
+
+    lockstep = run(None, BatchPolicy.LOCKSTEP)
+    expected = run(None, BatchPolicy.TWO_BATCH_OVERLAP)
+    assert expected.answers == lockstep.answers
+    for seed in range(100):
+        draw = random.Random(seed)
+
+        def delay(_launch, draw=draw):
+            time.sleep(draw.choice((0, 0, 0, 1e-4, 3e-4, 1e-3)))
+
+        found = run(delay, BatchPolicy.TWO_BATCH_OVERLAP)
+        assert found.answers == expected.answers, seed
+        assert found.checksums == expected.checksums, seed
+
+
 @pytest.mark.parametrize("name", OFFLOADED)
 def test_every_edge_is_caught_when_it_is_missing_or_reported_as_implied(name):
     """Without it the validator finds two launches that touch one cell in no order; else other edges order them."""

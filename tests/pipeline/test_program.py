@@ -253,6 +253,31 @@ def test_halves_take_turns_and_swap_only_when_their_turn_comes_again() -> None:
     ]
 
 
+def test_a_step_0_beside_the_main_stream_is_issued_before_the_other_halfs_steps() -> None:
+    """What stands on no stream of the steps (the last block's copy, step 0) does not wait for the half's turn."""
+    steps = {request: [2, 2] for request in range(4)}
+    launches, _ = run(build(SMALL, "mage-cpu"), steps, policy=BatchPolicy.TWO_BATCH_OVERLAP, slots=4)
+    names = {"append": "append", "project": "step 0", "decide": "decide"}
+    assert [
+        (names[launch.stage.name], launch.groups[0].slots[0] // 2, launch.block)
+        for launch in launches
+        if launch.stage.name in names and launch.layer in (0, None)
+    ] == [
+        ("step 0", 0, 0),
+        ("step 0", 1, 0),
+        ("decide", 0, 0),
+        ("append", 0, 0),
+        ("step 0", 0, 1),
+        ("decide", 1, 0),
+        ("append", 1, 0),
+        ("step 0", 1, 1),
+        ("decide", 0, 1),
+        ("append", 0, 1),
+        ("decide", 1, 1),
+        ("append", 1, 1),
+    ]
+
+
 def test_each_half_waits_for_its_own_slowest_row_only() -> None:
     steps = {0: [1, 1], 1: [1, 1], 2: [4, 1], 3: [1, 1]}
     launches, _ = run(build(SMALL, "dense"), steps, policy=BatchPolicy.TWO_BATCH_OVERLAP, slots=4)

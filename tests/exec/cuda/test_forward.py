@@ -91,11 +91,20 @@ def test_rows_that_go_on_by_themselves_give_the_plain_tokens(kit, fused):
     assert found.commits == plain.commits
 
 
-@pytest.mark.parametrize("gather", ["cpu", "gpu"])
-def test_halves_that_take_turns_give_the_tokens_of_the_whole_batch(gather, kit, fused):
+@pytest.mark.parametrize(
+    ("name", "gather"),
+    [
+        ("herald", "cpu"),
+        ("herald", "gpu"),
+        ("mage-cpu", "cpu"),
+        ("mage-cpu", "gpu"),
+        ("mage-cpu-representative", "cpu"),
+    ],
+)
+def test_halves_that_take_turns_give_the_tokens_of_the_whole_batch(name, gather, kit, fused):
     """Three rows: the first half has a row more, and both are fewer than there are slots."""
     model, requests = tiny(**SHAPE), kit.prompts([18, 70, 9], [12, 4, 8])
-    pipeline = kit.describe("herald", model.shape, budget=0.3, gather=gather)
+    pipeline = kit.describe(name, model.shape, budget=0.3, gather=gather)
     policy = planned(((1, 4, 2), (3,), (2, 1)))
     plain = decode(pipeline, model, requests, policy=policy, options=Options(batch=3))
     fused()

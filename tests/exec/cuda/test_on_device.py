@@ -106,13 +106,23 @@ def test_rows_that_go_on_by_themselves_give_the_cpus_tokens(name, kit):
     assert runs[0].answers == runs[1].answers
 
 
-@pytest.mark.parametrize("settings", [{}, {"gather": "gpu"}, {"exact_layers": 1, "exact_layers_on": "gpu"}])
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("herald", {}),
+        ("herald", {"gather": "gpu"}),
+        ("herald", {"exact_layers": 1, "exact_layers_on": "gpu"}),
+        ("mage-cpu", {}),
+        ("mage-cpu", {"gather": "gpu"}),
+        ("mage-cpu-representative", {}),
+    ],
+)
 @pytest.mark.parametrize("batch", [3, 4])
-def test_halves_that_take_turns_give_the_cpus_tokens_in_lockstep(batch, settings, kit):
+def test_halves_that_take_turns_give_the_cpus_tokens_in_lockstep(batch, name, settings, kit):
     requests = kit.prompts(LENGTHS, [24, 7, 16, 30])
-    cpu = run(kit, "herald", "cpu", requests, planned(), batch=batch, settings=settings)
+    cpu = run(kit, name, "cpu", requests, planned(), batch=batch, settings=settings)
     options = {"batch": batch, "policy": BatchPolicy.TWO_BATCH_OVERLAP, "settings": settings}
-    found = run(kit, "herald", "cuda", requests, planned(), **options)
+    found = run(kit, name, "cuda", requests, planned(), **options)
     assert found.result.extra["device_path"] == "fused"
     assert found.answers == cpu.answers
 
@@ -134,6 +144,25 @@ def test_the_cpu_goes_from_one_halfs_retrieval_to_the_others_while_that_half_wai
         between = [b.start_ns - a.end_ns for a, b in pairwise(spans) if b.layer < a.layer and a.block > 0]
         rests[policy] = median(between)
     assert rests[BatchPolicy.TWO_BATCH_OVERLAP] < rests[BatchPolicy.LOCKSTEP] / 2
+
+
+@pytest.mark.parametrize("name", ["mage-cpu", "mage-cpu-representative"])
+def test_in_halves_one_halfs_selection_runs_beside_the_others_steps(name, kit):
+    """In lockstep a block's steps wait for its own selection, so that the two never run together."""
+
+    def slow(launch):
+        if launch.stage.name == "denoise":
+            torch.cuda._sleep(20_000_000)
+
+    beside = {}
+    for policy in (BatchPolicy.LOCKSTEP, BatchPolicy.TWO_BATCH_OVERLAP):
+        options = {"batch": 4, "policy": policy, "before_stage": slow, "keep_trace": True}
+        found = run(kit, name, "cuda", kit.prompts([40] * 4, 48), planned(), **options)
+        steps = [(s.start_ns, s.end_ns) for s in found.trace.spans if s.stage == "denoise"]
+        selections = [(s.start_ns, s.end_ns) for s in found.trace.spans if s.stage in ("project", "select", "finish")]
+        beside[policy] = sum(any(a < e and s < b for a, b in steps) for s, e in selections)
+    assert beside[BatchPolicy.LOCKSTEP] == 0
+    assert beside[BatchPolicy.TWO_BATCH_OVERLAP] > 20
 
 
 def test_retrieval_runs_beside_denoising_on_the_device(kit):
@@ -207,6 +236,20 @@ def test_a_step_in_experts_and_bf16_runs_as_a_graph(kit):
     found = decode(pipeline, model, kit.prompts([83, 40], 24), policy=planned(), options=Options(batch=2))
     assert found.result.extra["device_path"] == "fused"
     assert [len(answer) for answer in found.answers.values()] == [24, 24]
+
+
+def test_delays_on_the_device_change_nothing_where_halves_select_in_step_0(kit):
+    requests, policy = kit.prompts([40, 21, 9], 16), BatchPolicy.TWO_BATCH_OVERLAP
+    expected = run(kit, "mage-cpu", "cpu", requests, planned(), batch=3).answers
+    for seed in range(20):
+        draw = random.Random(seed)
+
+        def late(launch, draw=draw):
+            if launch.stage.resource != "cpu" and draw.random() < 0.3:
+                torch.cuda._sleep(draw.randint(1, 4_000_000))
+
+        options = {"batch": 3, "policy": policy, "before_stage": late}
+        assert run(kit, "mage-cpu", "cuda", requests, planned(), **options).answers == expected, seed
 
 
 @pytest.mark.timeout(200)
