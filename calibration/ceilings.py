@@ -189,6 +189,7 @@ def _rows(
             **base,
             "method": point.method,
             "achieved_batch": point.batch,
+            **{name: value for name, value in point.conditions if name == "policy"},
             "achieved_tok_s": achieved,
             "achieved_over_protocol": achieved / base["protocol_tok_s"],
             **limit,
@@ -216,9 +217,11 @@ def _belongs(run: Ran, protocol: Protocol) -> bool:
     point = run.sample.point
     met = {name: float(value) for name, value in point.conditions if name == "link"}
     wanted = {name: float(value) for name, value in protocol.options.items() if name == "link"}
-    # Whoever gathers what a step fetches, the same bytes cross the link.
-    alike = ("link", "hbm", "gather") if protocol.name.endswith("fetch_per_step") else ("link", "hbm")
-    others = [name for name, _ in point.conditions if name not in alike]
+    # Whoever gathers what a step fetches, the same bytes cross the link; and whether the batch is scanned as a whole or
+    # as two halves, the same kernel scans the same bytes.
+    alike = {"fetch_per_step": "gather", "kernel": "policy"}
+    also = [name for ending, name in alike.items() if protocol.name.endswith(ending)]
+    others = [name for name, _ in point.conditions if name not in ("link", "hbm", *also)]
     same = point.method == HIT_BY[protocol.name] and point.context == protocol.context and point.steps == protocol.steps
     return same and met == wanted and not others and point.budget in (None, BUDGET)
 

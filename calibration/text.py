@@ -261,7 +261,7 @@ def ceilings_text(found: Mapping[str, Any]) -> str:
             plain(row, "protocol_tok_s"),
             percent(row.get("foretold_error")),
             plain(row, "bound_tok_s"),
-            f"{row['method']} x {row['achieved_batch']}" if "method" in row else "not run",
+            _who_reached(row),
             plain(row, "achieved_tok_s"),
             f"{row['achieved_over_protocol']:.2f}" if "achieved_over_protocol" in row else "-",
             f"{row['achieved_over_bound']:.2f}" if "achieved_over_bound" in row else "-",
@@ -273,6 +273,13 @@ def ceilings_text(found: Mapping[str, Any]) -> str:
     )  # fmt: skip
     notes = dict.fromkeys(note for row in found["rows"] for note in _ceiling_notes(row))
     return "\n".join([table(header, lines), *notes, *(f"ERROR {text}" for text in found["errors"])])
+
+
+def _who_reached(row: Mapping[str, Any]) -> str:
+    if "method" not in row:
+        return "not run"
+    policy = f", {row['policy']}" if "policy" in row else ""
+    return f"{row['method']} x {row['achieved_batch']}{policy}"
 
 
 def _ceiling_notes(row: Mapping[str, Any]) -> Iterable[str]:

@@ -99,6 +99,22 @@ def test_rates_that_are_cut_off_or_lack_one_are_refused(cells, text):
         compare(cells, None, MINI, lambda _: None)
 
 
+def test_a_kernel_is_hit_by_its_method_whether_the_batch_is_scanned_as_a_whole_or_in_halves(cells):
+    kernel = {"context": 16384, "batch": 4, "steps": 20, "block_s": 1.0}
+    write(cells, "ceiling:cpu_32q_kernel:16384:4", kernel)
+    point = {"context": 16384, "batch": 4, "steps": 20, "blocks": 3, "block_length": 32, "kv_dtype": "bf16"}
+    for rate, options in ((64.0, {}), (96.0, {"policy": "two-batch-overlap"}), (99.0, {"keys": "only"})):
+        figures = {"model": "llada2-mini", "method": "mage-cpu", "options": options, "throughput_tok_s": rate}
+        write(cells, f"run:mage-cpu:16384:4:{len(options)}{rate}", {**point, **figures})
+    found = compare(cells, None, MINI, lambda _: None)
+    rows = [row for row in found["rows"] if row["name"] == "cpu_32q_kernel"]
+    assert [(row.get("policy"), row["achieved_over_protocol"]) for row in rows] == [
+        (None, 0.5),
+        ("two-batch-overlap", 0.75),
+    ]
+    assert "mage-cpu x 4, two-batch-overlap" in ceilings_text(found)
+
+
 def test_a_ceiling_of_another_model_is_left_out(cells):
     (path,) = cells.glob("ceiling*.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), "model": "sdar-8b"}))
@@ -132,7 +148,9 @@ def test_a_kernel_s_ceiling_is_foretold_with_the_read_rate_of_its_own_pool(cells
     assert (same["slower_dram"], slower["slower_dram"]) == (pytest.approx(1.0), pytest.approx(1.25))
     # Beside what is read a query has work of its own.
     assert 0.8 - 1e-9 <= slower["foretold_tok_s"] / same["foretold_tok_s"] <= 0.88
-    assert f"its pool read at {0.8 * read:.1f} GB/s, so that it takes 1.25 times" in ceilings_text(compare(cells, profile, MINI, print))
+    assert f"its pool read at {0.8 * read:.1f} GB/s, so that it takes 1.25 times" in ceilings_text(
+        compare(cells, profile, MINI, print)
+    )
 
 
 def test_a_kernel_s_ceiling_is_foretold_as_the_profile_s_raw_table_has_that_kernel(cells):
