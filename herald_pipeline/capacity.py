@@ -39,6 +39,8 @@ WEIGHT_BYTES = 2.0
 ACTIVATION_BYTES = 2.0
 EXECUTED_FORMATS = (KVDtype.FP32, KVDtype.BF16, KVDtype.FP16)
 """KV formats that run; the others can only be simulated."""
+_SCORES_AT_ONCE = 3
+"""Matrices of a row's scores that selection on the device holds: the scores, what is subtracted, its exponential."""
 _UNBOUNDED = 1 << 20
 """More requests, or blocks of one request, than any machine holds: searches end there."""
 
@@ -66,6 +68,7 @@ def budget(pipeline: Pipeline, tokens: int, batch: int, memory: Memory, *, prefi
 def _budget(pipeline: Pipeline, size: RequestSize, batch: int, memory: Memory, prefill_rows: int = 1) -> Budget:
     model, block = pipeline.model, size.block_length
     groups = 1 if pipeline.template.draft_step is None else 2
+    actions = {stage.action for stage in pipeline.template.stages()}
     items = [Item(Home.HBM, "weights", model.weight_bytes(WEIGHT_BYTES), f"{model.num_params:,} parameters")]
     staging = 0.0
     prefill_rows = prefill_rows if memory.prefills else 0
@@ -74,6 +77,9 @@ def _budget(pipeline: Pipeline, size: RequestSize, batch: int, memory: Memory, p
         if pool.name == "gathered" and memory.lands_uploads:
             landing = pool_bytes(pool, size, batch) / pool.buffers
             items.append(Item(Home.HBM, "landing", landing, "a layer's upload on its way to where attention reads it"))
+        if pool.name == "fetched" and memory.lands_uploads and "fetch" in actions:
+            landing = pool.bytes_per_request(size)
+            items.append(Item(Home.HBM, "row_landing", landing, "a row's layer on its way to where attention reads it"))
         if pool.prompt_only:
             staging += pool_bytes(pool, size, held_rows)
         else:
@@ -83,6 +89,9 @@ def _budget(pipeline: Pipeline, size: RequestSize, batch: int, memory: Memory, p
     items.append(Item(Home.HBM, "workspaces", memory.workspace_bytes, "of libraries"))
     wide = batch * block * groups
     items.append(Item(Home.HBM, "activations", activation_bytes(model, wide), f"a forward of {wide:,} tokens", True))
+    if memory.lands_uploads and "select_step" in actions:
+        scores = _SCORES_AT_ONCE * 4.0 * model.num_heads * block * size.tokens
+        items.append(Item(Home.HBM, "selection", scores, f"a row's weights of {block} queries, fp32", True))
     prompt = prefill_rows * (size.tokens + block)
     waiting = (held_rows - prefill_rows) * (size.tokens + block) * model.hidden_size * ACTIVATION_BYTES
     computed = activation_bytes(model, prompt) + _prefill_score_bytes(pipeline, size, prefill_rows)

@@ -59,7 +59,8 @@ class Memory:
     workspace_bytes
         Device memory that libraries keep for themselves once they have been used.
     lands_uploads
-        Whether uploads land in a buffer of one place of the ring before they are put where attention reads them.
+        Whether uploads land in a buffer before they are put where attention reads them: one place of the ring, or where
+        a layer's full KV is fetched a row's. What the device selects from it is then scored row by row.
     """
 
     resident_bytes: float
@@ -134,8 +135,8 @@ class Budget:
     @property
     def kv_bytes_per_request(self) -> float:
         """Pool bytes of one request in both memories."""
-        names = ("weights", "retrieval_weights", "logits", "activations", "prefill", "landing", "workspaces")
-        return sum(item.num_bytes for item in self.items if item.name not in names) / self.batch
+        names = ("weights", "retrieval_weights", "logits", "landing", "row_landing", "workspaces")
+        return sum(item.num_bytes for item in self.items if item.name not in names and not item.transient) / self.batch
 
     @property
     def shortage(self) -> str:

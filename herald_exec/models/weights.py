@@ -167,7 +167,8 @@ def random_weights(
     """
     weights = empty_weights(shape, device, dtype)
     on_cpu = shape.num_params <= CPU_SEEDED_PARAMS
-    generator = torch.Generator("cpu" if on_cpu else torch.device(device)).manual_seed(seed)
+    # The tensors' own device: "cuda" is none of them, and what is drawn apart takes twice the largest tensor, in fp32.
+    generator = torch.Generator("cpu" if on_cpu else weights.embedding.device).manual_seed(seed)
     for name, tensor in weights.tensors():
         _fill(name, tensor, generator)
     return weights

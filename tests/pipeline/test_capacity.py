@@ -286,6 +286,22 @@ def test_a_landing_of_uploads_is_one_place_of_the_ring_on_the_device():
         assert found.kv_bytes_per_request == pytest.approx(plain.kv_bytes_per_request)
 
 
+def test_what_is_fetched_whole_lands_a_row_at_a_time_and_is_scored_there():
+    """A row's layer (8 heads of 128, K and V, bf16), and three fp32 matrices of 32 x 32 queries over its positions."""
+    landing = dataclasses.replace(MEMORY, lands_uploads=True, resident_bytes=80e9, prefills=False)
+    shape = catalogue.get("sdar-8b")
+    offload, prefetch = (
+        {item.name: item for item in capacity.budget(build(shape, name), 32_832, 16, landing).items}
+        for name in ("mage-offload", "layer-prefetch")
+    )
+    for items in (offload, prefetch):
+        assert items["row_landing"].num_bytes == 32_832 * 8 * 128 * 2 * 2
+    assert offload["selection"].num_bytes == 3 * 32 * 32 * 32_832 * 4
+    assert "selection" not in prefetch
+    found = capacity.budget(build(shape, "mage-offload"), 32_832, 16, landing)
+    assert found.passing_bytes == offload["selection"].num_bytes > offload["activations"].num_bytes
+
+
 def test_where_admitted_prompts_go_through_a_layer_together_each_holds_its_ring_and_its_hidden_states():
     """8 prompts: seven more rings of two layers' KV (4 heads of 128, K and V, bf16) and seven more rows of hidden."""
     pipeline = build(catalogue.get("llada2-mini"), "herald")

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from herald_exec import Options, decode
-from herald_exec.models import tiny
+from herald_exec.models import random_weights, tiny
+from herald_exec.models.weights import CPU_SEEDED_PARAMS
 from herald_exec.policy import PlannedPolicy, RulePolicy
 from herald_exec.session import ACTIONS
 from herald_pipeline import methods
@@ -88,6 +89,16 @@ def test_runs_one_after_another_leave_nothing_on_the_device(kit):
         gc.collect()
         held.append(torch.cuda.memory_allocated())
     assert held[1] == held[2]
+
+
+def test_weights_that_are_drawn_on_the_device_take_no_memory_beside_themselves():
+    shape = tiny(vocab_size=800_000).shape
+    assert shape.num_params > CPU_SEEDED_PARAMS
+    held = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    weights = random_weights(shape, "cuda", torch.bfloat16)
+    own = sum(tensor.nbytes for _, tensor in weights.tensors())
+    assert torch.cuda.max_memory_allocated() - held < 1.02 * own
 
 
 def test_a_threshold_decides_as_on_the_cpu(kit):
