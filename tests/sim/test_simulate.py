@@ -94,6 +94,17 @@ def test_herald_is_bound_by_retrieval_when_steps_are_few_and_by_the_gpu_when_man
     assert many.stall_s < 0.01 * many.block_time_s
 
 
+@pytest.mark.parametrize("method", ["mage-cpu", "mage-cpu-representative"])
+def test_a_selection_in_line_is_a_chain_in_lockstep_and_runs_beside_the_other_halfs_steps_in_halves(run, method):
+    lockstep, halves = (run(method, batch=80, policy=policy) for policy in ("lockstep", "two-batch-overlap"))
+    assert lockstep.block_time_s == pytest.approx(lockstep.main_time_s + lockstep.stall_s)
+    assert lockstep.block_time_s > lockstep.main_time_s + 0.98 * lockstep.retrieval_time_s
+    # Weights are read by both halves' steps: what is hidden is more than that.
+    assert halves.block_time_s < 0.9 * lockstep.block_time_s
+    assert halves.main_time_s > lockstep.main_time_s
+    assert halves.stall_s < 0.9 * lockstep.stall_s
+
+
 def test_overlap_beats_the_same_work_in_line(run):
     assert run("herald", batch=80).block_time_s < run("mage-cpu-representative", batch=80).block_time_s
 
