@@ -239,7 +239,9 @@ def _check(pipeline: Pipeline, model: BlockModel, requests: Sequence[DecodeReque
     settings, problems = pipeline.settings, request_problems(requests, model.shape)
     method = pipeline.method
     if method.simulated_only and not (method.timed_on_synthetic_kv and timed_only):
-        instead = ", or timed over synthetic KV (synthetic_kv, without check)" if method.timed_on_synthetic_kv else ""
+        instead = (
+            ", or timed over synthetic KV (--synthetic-kv, without --check)" if method.timed_on_synthetic_kv else ""
+        )
         problems.append(f"method {method.name} can only be simulated{instead}")
     if model.shape.attention is not Attention.BLOCK_CAUSAL:
         problems.append(

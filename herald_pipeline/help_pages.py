@@ -1,9 +1,9 @@
-"""Help pages of commands with many options: these in groups, as plain text."""
+"""Help pages as plain text: options of a command in groups, commands with their whole first sentence."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 
 class GroupedCommand(TyperCommand):
@@ -22,6 +22,19 @@ class GroupedCommand(TyperCommand):
         for title, names in self.groups.items():
             _write(formatter, title, [left.pop(name) for name in names if name in left])
         _write(formatter, "Options", list(left.values()))
+
+
+class CommandList(TyperGroup):
+    """A program whose help says of each command its whole first sentence, over lines, not what fits into one."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands in the order in which they were added."""
+        found = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        _write(formatter, "Commands", [(name, one.get_short_help_str(_SENTENCE)) for name, one in found.items() if one])
+
+
+_SENTENCE = 300
+"""Characters of a first sentence; longer ones are cut."""
 
 
 def _write(formatter: Any, title: str, records: Sequence[tuple[str, str]]) -> None:

@@ -16,10 +16,12 @@ import typer
 
 from herald_pipeline.environment import check_environment
 from herald_pipeline.errors import HeraldError
+from herald_pipeline.help_pages import CommandList
 from herald_sim.commands import planning, running, showing
 
 app = typer.Typer(
     name="herald-sim",
+    cls=CommandList,
     help="Plan block-diffusion LLM serving: throughput, limits and ceilings of a method on a machine.",
     no_args_is_help=True,
     add_completion=False,

@@ -1,5 +1,6 @@
 """What there is: models, methods and machines, with where each fact comes from and what goes with what."""
 
+from collections import Counter
 from typing import Any
 
 from herald_pipeline import catalogue, hardware_io, methods, published
@@ -10,8 +11,11 @@ from herald_pipeline.model import Attention
 from herald_sim.cost import needs
 from herald_sim.text import number, table, wrapped
 
+_OFTEN = 3
+"""Numbers of a profile that rest on one command, from which on it is said once."""
 _MODEL_FOR_NEEDS = "llada2-mini"
-"""A mixture of experts: its ops include those of dense models."""
+"""A mixture of experts: its ops include those of models without."""
+_MODEL_WITHOUT_EXPERTS = "sdar-8b"
 
 
 def model_rows() -> list[dict[str, Any]]:
@@ -45,6 +49,11 @@ def _methods_for(attention: Attention) -> str:
     return "all" if attention is Attention.BLOCK_CAUSAL else "dense + cache"
 
 
+def _size(value: float) -> str:
+    """Two decimals, or two digits of what is less than one: no model has 0.00 parameters."""
+    return f"{value:.2f}".removesuffix(".00") if value >= 1 else f"{value:.2g}"
+
+
 def models_text(rows: list[dict[str, Any]]) -> str:
     """A line a model; ``*`` marks models with unconfirmed facts, which follow."""
     cells = [
@@ -53,8 +62,8 @@ def models_text(rows: list[dict[str, Any]]) -> str:
             row["architecture"],
             str(row["layers"]),
             f"{row['heads']}/{row['kv_heads']}",
-            f"{row['parameters'] / 1e9:.2f}",
-            f"{row['kv_bytes_per_token'] / 1024:.0f}",
+            _size(row["parameters"] / 1e9),
+            _size(row["kv_bytes_per_token"] / 1024),
             str(row["max_positions"]),
             row["methods"],
         )
@@ -98,7 +107,10 @@ def methods_text(rows: list[dict[str, Any]]) -> str:
 
 def hardware_rows(only: str | None = None) -> list[dict[str, Any]]:
     """Every profile, or the one named: engines, each number and what it rests on, the methods that it can price."""
-    wanted = {name: needs(pipelines.build(catalogue.get(_MODEL_FOR_NEEDS), name)) for name in methods.names()}
+    wanted, without = (
+        {name: needs(pipelines.build(catalogue.get(model), name)) for name in methods.names()}
+        for model in (_MODEL_FOR_NEEDS, _MODEL_WITHOUT_EXPERTS)
+    )
     rows = []
     for wanted_name in hardware_io.names() if only is None else (only,):
         profile = hardware_io.resolve(wanted_name)
@@ -124,6 +136,9 @@ def hardware_rows(only: str | None = None) -> list[dict[str, Any]]:
                 "quantities": quantity_rows(profile),
                 "notes": list(profile.notes),
                 "methods": [method for method in wanted if method not in lacking],
+                "methods_without_experts": [
+                    name for name, required in without.items() if not profile.missing(required)
+                ],
                 "lacking": lacking,
             }
         )
@@ -156,13 +171,19 @@ def quantity_rows(profile: Profile) -> list[dict[str, Any]]:
 
 def quantities_text(row: dict[str, Any]) -> str:
     """One profile in full: a paragraph about it, then each number and what it rests on."""
+    counts = Counter(one["rests_on"] for one in row["quantities"] if one["provenance"] == Provenance.MEASURED)
+    most, times = counts.most_common(1)[0] if counts else ("", 0)
+    if times < _OFTEN:
+        most = ""
     lines = [hardware_text([row]), ""]
+    if most:
+        lines += [wrapped(f"measured, where nothing stands below: {most}", hang=4), ""]
     for one in row["quantities"]:
         value = one["value"]
         shown = f"{number(min(value))} to {number(max(value))}" if isinstance(value, list) else number(value)
         spread = "" if one["spread"] is None else f" +- {100 * one['spread']:.0f}%"
         lines.append(f"{one['name']} = {shown} {one['unit']}{spread}, {one['provenance']}")
-        if one["rests_on"]:
+        if one["rests_on"] and one["rests_on"] != most:
             lines.append(wrapped(f"    {one['rests_on']}", hang=4))
     return "\n".join(lines)
 
@@ -178,7 +199,14 @@ def hardware_text(rows: list[dict[str, Any]]) -> str:
             f"  numbers  {counts}",
             f"  methods  {', '.join(row['methods']) or 'none'}",
         ]
-        lines += [f"  lacks    {', '.join(paths)} for {method}" for method, paths in row["lacking"].items()]
+        if row["methods_without_experts"] != row["methods"]:
+            lines[-1] += f" (of models without experts: {', '.join(row['methods_without_experts']) or 'none'})"
+        lacking: dict[str, list[str]] = {}
+        for method, paths in row["lacking"].items():
+            lacking.setdefault(", ".join(paths), []).append(method)
+        every = "every method" + (" of a mixture of experts" if row["methods_without_experts"] else "")
+        for paths, names in lacking.items():
+            lines.append(f"  lacks    {paths} for {', '.join(names) if row['methods'] else every}")
         lines += [f"  note     {note}" for note in row["notes"]]
         parts.append("\n".join(wrapped(line, hang=11) for line in lines))
     return "\n\n".join(parts)

@@ -21,13 +21,20 @@ import typer
 from herald_exec.evaluation import decoding_command, sliding_command
 from herald_pipeline.environment import threads_problem
 from herald_pipeline.errors import HeraldError, check_number, raise_problems
+from herald_pipeline.help_pages import CommandList
 from herald_pipeline.outputs import check_ending
 
 if TYPE_CHECKING:
     from herald_exec.models.base import BlockModel
     from herald_exec.reference.tasks import Material
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(
+    cls=CommandList,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
 
 
 @app.callback()
@@ -171,7 +178,7 @@ def recall(
     out: Out = None,
     summary: Annotated[Path | None, typer.Option("--summary", help="All that is printed as one JSON file.")] = None,
 ) -> None:
-    """Recall of six selection rules against each step's oracle: Fig. 9's means, Fig. 7's buckets."""
+    """Recall of six selection rules against each step's oracle: the means of Figure 9, the buckets of Figure 7."""
     from herald_exec.evaluation.grid import FIRST_SEED
     from herald_exec.evaluation.recall import RecallStudy, budget_factors, by_bucket, mean_recall
     from herald_exec.reference.tasks import draw_samples

@@ -50,7 +50,11 @@ def describe(
 
 def exhibit(
     name: Annotated[
-        str, typer.Argument(help="table-2, fig-4, -5, -8, -12, -13, -14, budget-cost, fit, identified, dsb-main, ...")
+        str,
+        typer.Argument(
+            help="table-2, fig-4, -5, -8, -12, -13, -14, budget-cost, fit, identified, dsb-main, dsb-table-3, "
+            "dsb-example."
+        ),
     ],
     hardware: Annotated[str, typer.Option("--hardware", help="Profile to recompute it on.")] = PAPER_HARDWARE,
     engine: Engine = None,

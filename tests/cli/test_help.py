@@ -6,11 +6,13 @@ import sys
 import pytest
 import typer
 
+from calibration.cli import app as calibration_app
 from herald_exec.cli import app as exec_app
 from herald_exec.run_command import HELP as EXEC_HELP
 from herald_pipeline.help_pages import grouped
 from herald_sim.cli import app as sim_app
 from herald_sim.commands.running import HELP as SIM_HELP
+from reports.cli import app as reports_app
 
 COMMANDS = [(sim_app, SIM_HELP), (exec_app, EXEC_HELP)]
 
@@ -48,3 +50,14 @@ def test_what_stands_in_no_group_comes_last(monkeypatch, capsys):
 
     text = page(app, monkeypatch, capsys)
     assert text.index("First:") < text.index("--b") < text.index("Options:") < text.index("--a") < text.index("--help")
+
+
+@pytest.mark.parametrize("app", [sim_app, exec_app, calibration_app, reports_app])
+def test_a_program_s_page_says_the_whole_first_sentence_of_every_command(app, monkeypatch, capsys):
+    said = " ".join(page(app, monkeypatch, capsys).split())
+    commands = typer.main.get_command(app).commands
+    assert len(commands) > 1
+    for name, command in commands.items():
+        first = re.split(r"\.(?:\s|$)", " ".join(command.help.split("\n\n")[0].split()))[0]
+        assert f"{name} {first}" in said, name
+    assert "..." not in said.split("Commands:")[1]
