@@ -44,7 +44,7 @@ class Table:
 
     def is_number(self, column: int) -> bool:
         """Whether a column holds numbers, above which its heading then stands."""
-        cells = [row[column] for row in self.rows if column < len(row)]
+        cells = [row[column] for row in self.rows if column < len(row) and row[column].text]
         return bool(cells) and all(cell.kind.startswith("number") for cell in cells)
 
 

@@ -154,7 +154,8 @@ def query_gain(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
         y=alt.Y("gain:Q", title="kernel throughput (times that of 32 queries)"),
         tooltip=["queries:O", alt.Tooltip("gain:Q", format=".2f"), "published:Q"],
     )
-    text = base.mark_text(dy=14, color="white").encode(x=x, y="gain:Q", text=alt.Text("gain:Q", format=".1f"))
+    # At the foot: a printed value lies near the top, and its diamond would cover the number.
+    text = base.mark_text(dy=-9, color="white").encode(x=x, y=alt.datum(0), text=alt.Text("gain:Q", format=".1f"))
     marks = (
         base.transform_filter("isValid(datum.published)")
         .mark_point(shape="diamond", size=130, color=PRINTED, strokeWidth=2, opacity=1)

@@ -85,3 +85,9 @@ def test_an_interval_stands_below_its_number_and_words_stay_as_they_are():
     page = render("t", "l", [Section("s", table=table)])
     assert '<td class="number bad">98.5 <small>(97.1 to 99.0)</small></td>' in page
     assert "<td>measured (here)</td>" in page
+
+
+def test_a_heading_stands_above_the_numbers_of_its_column_also_where_some_are_missing():
+    rows = [(Cell("a"), Cell("1", "number")), (Cell("b"), Cell(""))]
+    assert [Table(("name", "value"), rows).is_number(column) for column in (0, 1)] == [False, True]
+    assert '<th>name</th><th class="number">value</th>' in page(Section("s", table=Table(("name", "value"), rows)))
