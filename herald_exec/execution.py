@@ -227,7 +227,9 @@ def _session(pipeline: Pipeline, model: BlockModel, size: RequestSize, policy: P
 def _device(pipeline: Pipeline, session: Session, options: Options) -> tuple[Streams, Mapping[str, Action] | None]:
     """Streams of the model's device, and the actions that it carries out in its own way."""
     names = [stream.name for stream in pipeline.template.streams]
-    cores = split_cores(names) if options.pin_cores else None
+    # A pass in line with the steps has all cores, as they have; halves of a batch then share them.
+    in_line = {stage.stream for stage in pipeline.template.in_line()}
+    cores = split_cores([name for name in names if name not in in_line]) if options.pin_cores else None
     if session.device.type == "cuda":
         from herald_exec.cuda import open_device  # here, so that the CPU needs neither CUDA nor Triton
 

@@ -359,6 +359,12 @@ class Template:
     draft_step: int | None = None
     lookahead: int = 0
 
+    def in_line(self) -> tuple[Stage, ...]:
+        """Stages of a pass that a block begins with on a compute stream of its own: its steps wait for it."""
+        begins = [stage for section in self.head for stage in section.stages]
+        own = {stage.stream for stage in begins if stage.resource == "gpu"} - {self.denoise.stream}
+        return tuple(stage for stage in begins if stage.stream in own)
+
     def stages(self) -> tuple[Stage, ...]:
         """Every stage once, in the order of issue."""
         sections = [*self.prefill, *self.head]

@@ -56,9 +56,8 @@ class CostModel(Flows):
         template = self.pipeline.template
         begins = template.first_step > 0 and engine.first_step_experts_share is not None  # the head holds step 0
         self._first_steps = {stage.name for section in template.head if begins for stage in section.stages}
-        # A pass that a block begins with follows the steps before it, on whichever stream it is: the device's clock and
-        # caches are as in the main stream, and the profile's numbers of passes beside steps do not hold.
-        self._in_line = {stage.name for section in template.head for stage in section.stages if stage.action in _PASS}
+        # A pass in line with the steps is as it would be in their stream; numbers of passes beside steps do not hold.
+        self._in_line = {stage.name for stage in template.in_line()}
         self._classes: dict[str, Mapping[int | None, int]] = {}
 
     def layer_classes(self, stage: Stage, shape: LaunchShape) -> Mapping[int | None, int]:
@@ -144,7 +143,7 @@ class CostModel(Flows):
         self._close(phases, segments, beside)
         if work and stage.resource in (H2D, D2H):
             phases += self._copy_overhead(stage.resource, work)
-        if self._emulated and stage.stream != "main":
+        if self._emulated and stage.stream != "main" and stage.name not in self._in_line:
             phases = [self._on_retrieval_cores(phase) for phase in phases]
         return tuple(phases)
 

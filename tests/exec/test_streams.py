@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+from herald_exec import Options, decode, execution
+from herald_exec.models import tiny
 from herald_exec.streams import ThreadStreams, split_cores
 from herald_pipeline.errors import RunError
 
@@ -96,3 +98,19 @@ def test_main_and_retrieval_get_different_cores():
     assert not cores["main"] & cores["retrieval"]
     assert cores["gather"] == cores["retrieval"]
     assert split_cores(["main"]) == {}
+
+
+@pytest.mark.parametrize(
+    ("method", "apart"), [("herald", True), ("mage-cpu", False), ("mage-cpu-representative", False)]
+)
+def test_a_pass_that_a_block_s_steps_wait_for_shares_their_cores(method, apart, kit, monkeypatch):
+    asked = []
+
+    def noted(names):
+        asked.append(names)
+        return {}
+
+    monkeypatch.setattr(execution, "split_cores", noted)
+    model = tiny(block_length=8, num_layers=3)
+    decode(kit.describe(method, model.shape, budget=0.3), model, kit.prompts([16], 16), options=Options(pin_cores=True))
+    assert [("retrieval" in names) for names in asked] == [apart]

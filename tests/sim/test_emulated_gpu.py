@@ -37,8 +37,8 @@ def mean_s(result, stage):
     return result.stages[stage]["busy_s"] / result.stages[stage]["count"]
 
 
-def cost_of(profile, stage_name):
-    pipeline = build(catalogue.get("llada2-mini"), "herald")
+def cost_of(profile, stage_name, method="herald"):
+    pipeline = build(catalogue.get("llada2-mini"), method)
     costs = CostModel(pipeline, profile)
     workload = Workload.uniform(4096, 4, gen_tokens=128, steps=4)
     from herald_pipeline.scheduling.program import Feedback, Program
@@ -50,6 +50,16 @@ def cost_of(profile, stage_name):
         feedback = Feedback(masked=True) if launch.stage.decides else None
         if launch.stage.name == stage_name:
             return costs.stage_cost(launch.stage, launch.shape, launch.layer)
+
+
+@pytest.mark.parametrize(("method", "apart"), [("herald", True), ("mage-cpu", False)])
+def test_a_pass_that_a_block_s_steps_wait_for_has_the_steps_cores(emulated, method, apart):
+    def on_retrieval_cores(stage):
+        flows = (phase for phase in cost_of(emulated, stage, method).phases if isinstance(phase, Flow))
+        return any(name == RETRIEVAL_CORES for flow in flows for name, _ in flow.uses)
+
+    assert on_retrieval_cores("select") == on_retrieval_cores("finish") == apart
+    assert on_retrieval_cores("upload")
 
 
 def test_retrieval_kernels_do_not_hold_up_the_main_stream(emulated):
