@@ -160,11 +160,13 @@ def _grid(frame: pd.DataFrame, origin: str) -> list[Section]:
         return []
     title = "Decoders, schedulers and caches (the main table's counterpart)"
     chart = charts.accuracy_by_speed(grid, "Accuracy against speed", origin)
-    caption = (
+    caption = "Up is more accurate, right is faster; lines are 95% intervals."
+    printed = (
         "Printed: median over the models and tasks that the article prints both rows of (lowest to highest; how many)."
     )
     tables = [
-        Section(f"The grid, {_words(part)}", (), None, "", _table(part, with_printed=True)) for part in _by_task(grid)
+        Section(f"The grid, {_words(part)}", (printed,), None, "", _table(part, with_printed=True))
+        for part in _by_task(grid)
     ]
     return [Section(title, (), chart, caption), *tables]
 
