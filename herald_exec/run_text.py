@@ -33,16 +33,18 @@ def result_text(result: Result) -> str:
             f"  main stream     {_seconds(result.main_time_s)} of forwards, waits {_seconds(result.stall_s)}, "
             f"{_seconds(result.exposed_transfer_s)} of it for transfers alone"
         )
+    else:
+        lines.append("  throughput      not known: the first block is warm-up, and no other was completed")
     if result.retrieval_time_s:
         lines.append(f"  retrieval       {_seconds(result.retrieval_time_s)} a pass, from its first launch to its last")
     if result.forwards_per_block is not None and result.tokens_per_forward is not None:
         forwards, tokens = result.forwards_per_block, result.tokens_per_forward
         lines.append(f"  forwards        {forwards:.2f} a row's block, {tokens:.2f} tokens each")
-    if result.prefill_tok_s is not None:
+    if result.prefill_tok_s:
         lines.append(f"  prefill         {_seconds(result.prefill_time_s)}, {_rate(result.prefill_tok_s)}")
     lines.append(
         f"  requests        {result.finished} finished, {len(result.rejected)} rejected, "
-        f"{result.delivered_tokens:,} tokens delivered"
+        f"{result.delivered_tokens:,} token{'' if result.delivered_tokens == 1 else 's'} delivered"
     )
     lines += [f"    {reason}" for reason in result.rejected.values()]
     path = str(about.get("device_path", "fused"))

@@ -9,7 +9,7 @@ from typing import Any
 from herald_pipeline import catalogue, hardware_io, methods
 from herald_pipeline import pipeline as pipelines
 from herald_pipeline.capacity import Memory
-from herald_pipeline.errors import ConfigError, check_number, raise_problems
+from herald_pipeline.errors import ConfigError, HeraldError, check_number, raise_problems
 from herald_pipeline.hardware import LinkKind, Profile
 from herald_pipeline.model import Attention, ModelShape
 from herald_pipeline.pipeline import Pipeline
@@ -67,12 +67,25 @@ class Options:
             changes["keys"] = self.keys
         options = {"block_length": self.block, "budget": self.budget, "kv_dtype": self.kv_dtype}
         given = [name for name, value in options.items() if value is not None]
-        changes.update(read_settings([text for text in self.sets if text.startswith(PREFIX)], given))
+        changes.update(self._settings(given))
         default = methods.get(self.method).defaults
         # All queries means all of the block, whatever its length.
         if "queries" not in changes and default.queries == default.block_length:
             changes["queries"] = changes["block_length"]
         return pipelines.build(model, self.method, **changes)
+
+    def _settings(self, given: Sequence[str]) -> dict[str, Any]:
+        """Settings that ``--set`` states; where they are wrong, what is wrong with its other texts is said as well."""
+        try:
+            return read_settings([text for text in self.sets if text.startswith(PREFIX)], given)
+        except ConfigError as problem:
+            problems: list[str | None] = [str(problem)]
+            try:
+                self.profile()
+            except HeraldError as other:
+                problems.append(str(other))
+            raise_problems(problems)
+            raise
 
     def profile(self) -> Profile:
         """Machine and engine, with the overrides given."""

@@ -144,9 +144,11 @@ def test_u05_misspelled_keys_are_all_named_with_the_closest(tmp_path, monkeypatc
     assert code == 2
     assert "'kv_buget' is no option; did you mean 'budget'?" in err
     assert "'batchsize' is no option; did you mean 'batch'?" in err
-    code, _, err = herald_sim(*RUN, "--hardware", HARDWARE, "--set", "settings.kv_buget=0.05")
+    both = ("--set", "settings.kv_buget=0.05", "--set", "machine.link.h2d=3")
+    code, _, err = herald_sim(*RUN, "--hardware", HARDWARE, *both)
     assert code == 2
     assert "did you mean 'settings.budget'?" in err
+    assert "did you mean 'machine.link.h2d_gb_s'?" in err
     monkeypatch.setenv("HERALD_CPUU", "avx2")
     code, _, err = herald_sim("methods")
     assert code == 2

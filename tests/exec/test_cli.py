@@ -286,6 +286,15 @@ def test_a_run_in_which_no_retrieval_was_counted_does_not_say_that_it_took_no_ti
     assert "retrieval" not in text
 
 
+def test_a_run_of_one_block_says_why_it_has_no_throughput(command):
+    code, out, _ = command(*RUN[:5], "--context", "5", "--gen-tokens", "1", "--block", "8", "--steps", "3")
+    assert code == 0
+    assert "throughput      not known: the first block is warm-up" in out
+    assert "1 token delivered" in out
+    # A prompt shorter than a block is prefilled by the first forward: that is no rate of zero.
+    assert "0 tok/s" not in out
+
+
 @pytest.fixture
 def of_4_gb(monkeypatch):
     """A machine with 4 GB, on which no weights may be drawn."""
