@@ -24,6 +24,7 @@ from herald_pipeline import hardware_io
 from herald_pipeline.errors import ConfigError
 from herald_pipeline.hardware import Profile
 from herald_pipeline.model import ModelShape
+from herald_pipeline.workload import DEFAULT_GEN_TOKENS
 from herald_sim.cost import needs
 from herald_sim.simulate import simulate
 
@@ -59,12 +60,23 @@ def fit_file(
     """Fit ``names`` to the training runs of ``measured`` and write the profile with its ``[fitted]`` table."""
     hardware = hardware_io.find(hardware)
     profile = hardware_io.resolve(hardware)
-    samples = read_samples(measured, say)
+    samples = read_samples(measured, say, usual_runs(profile, shape))
     check_profile(profile, [sample.point for sample in samples], shape)
     reference = reference_of(hardware)
     found = fit(samples, profile, shape, names, None if reference is None else reference.seconds)
     write_fitted(hardware, found, out, command)
     return found
+
+
+def usual_runs(profile: Profile, shape: ModelShape) -> dict[str, str]:
+    """How ``herald-exec run`` decodes unless told otherwise: what a table of runs means that does not say."""
+    length = shape.block_length
+    return {
+        "steps": str(min(20, length)),
+        "blocks": str(max(2, DEFAULT_GEN_TOKENS // length)),
+        "block_length": str(length),
+        "kv_dtype": "fp32" if profile.machine.gpu.emulated else "bf16",
+    }
 
 
 def write_fitted(hardware: Path, found: Fit, out: Path, command: str) -> None:
@@ -181,7 +193,10 @@ def reconcile_measured(
     """Compare runs that somebody brings with predictions; a training set among them is fitted first."""
     hardware = hardware_io.find(hardware)
     profile = hardware_io.resolve(hardware)
-    samples = read_cells(measured, shape.name, say) if measured.is_dir() else read_samples(measured, say)
+    if measured.is_dir():
+        samples = read_cells(measured, shape.name, say)
+    else:
+        samples = read_samples(measured, say, usual_runs(profile, shape))
     check_profile(profile, [sample.point for sample in samples], shape)
     check_held_out({sample.point: None for sample in samples})
     return _judge([hardware], shape, samples, (), out, command)[0]

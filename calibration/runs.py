@@ -7,7 +7,7 @@ same table (``--measured``).
 import csv
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -146,7 +146,7 @@ def measure_points(
     model = random_model(shape, device=device, dtype=dtype)
     main, _ = divide_cores(torch.device(device), threads)
     run_point(points[0], model, threads=threads)
-    samples = []
+    samples: list[Sample] = []
     after = reference_seconds(device, main)
     for number in range(rounds):
         for point in points:
@@ -185,8 +185,19 @@ def row_of_sample(sample: Sample, **extra: Any) -> dict[str, Any]:
     return {**extra, **{k: "" if v is None else v for k, v in point.items()}, **figures, **reference, **stages}
 
 
-def read_samples(path: Path, say: Say = lambda line: print(line, file=sys.stderr)) -> list[Sample]:
+def read_samples(
+    path: Path, say: Say = lambda line: print(line, file=sys.stderr), assumed: Mapping[str, str] | None = None
+) -> list[Sample]:
     """Runs of a table.
+
+    Parameters
+    ----------
+    path
+        Comma-separated file with a header; a line a run.
+    say
+        Gets a line about columns that are not used, or whose values are assumed.
+    assumed
+        What the cells hold that the table leaves out (``steps``, ``kv_dtype``, ..); without, own runs' defaults.
 
     Raises
     ------
@@ -201,8 +212,15 @@ def read_samples(path: Path, say: Say = lambda line: print(line, file=sys.stderr
     header = [name.strip() for name in reader.fieldnames or ()]
     reader.fieldnames = header
     _check_header(path, header, say)
+    assumed = assumed or {}
+    absent = [f"{name} {value}" for name, value in assumed.items() if name not in header]
+    if absent:
+        say(f"{path} does not say how its runs were made: {', '.join(absent)} assumed; add columns where it differs")
     problems: list[str | None] = []
-    samples = [sample for row in reader for sample in _sample(row, f"{path}, line {reader.line_num}", problems)]
+    samples: list[Sample] = []
+    for row in reader:
+        whole = row | {name: value for name, value in assumed.items() if not row.get(name)}
+        samples += _sample(whole, f"{path}, line {reader.line_num}", problems)
     if not samples and not problems:
         problems.append(f"{path}: no runs under the header; one line is one run")
     raise_problems(problems)

@@ -80,3 +80,22 @@ def test_a_table_keeps_columns_that_only_some_lines_have(tmp_path):
     write_csv(path, [{"a": 1}, {"a": 2, "b": 3}])
     with path.open(encoding="utf-8") as file:
         assert list(csv.DictReader(file)) == [{"a": "1", "b": ""}, {"a": "2", "b": "3"}]
+
+
+def test_what_a_table_does_not_say_is_assumed_and_said(tmp_path):
+    usual = {"steps": "20", "blocks": "16", "kv_dtype": "bf16"}
+    said = []
+    path = written(tmp_path, f"{HEADER},steps\ndense,1024,2,93.5,8\ndense,2048,2,90,\n")
+    first, second = read_samples(path, said.append, usual)
+    assert first.point == Point("dense", 1024, 2, steps=8, blocks=16, kv_dtype="bf16")
+    assert second.point == Point("dense", 2048, 2, steps=20, blocks=16, kv_dtype="bf16")
+    assert said == [
+        f"{path} does not say how its runs were made: blocks 16, kv_dtype bf16 assumed; add columns where it differs"
+    ]
+
+
+def test_a_table_that_says_all_of_it_is_read_without_a_word(tmp_path):
+    said = []
+    path = written(tmp_path, f"{HEADER},steps,kv_dtype\ndense,1024,2,93.5,8,fp32\n")
+    read_samples(path, said.append, {"steps": "20", "kv_dtype": "bf16"})
+    assert said == []
