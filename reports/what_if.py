@@ -154,14 +154,24 @@ _SHOWN = {
 
 def _throughput(rows: list[dict[str, Any]], refused: list[str], title: str, hardware: str) -> Section:
     header = ("method", *(name for name, _ in _SHOWN.values()))
-    cells = [
-        (Cell(row["method"]), *(Cell(form.format(row[key]) if key in row else "") for key, (_, form) in _SHOWN.items()))
+    cells = [(Cell(row["method"]), *(_cell(row, key) for key in _SHOWN)) for row in rows]
+    notes = [
+        f"{row['method']}: outside what was measured: {', '.join(row['extrapolated'])}"
         for row in rows
+        if row.get("extrapolated")
     ]
     chart = None
     if rows:
         chart = charts.throughput_bars(pd.DataFrame(rows), f"Throughput: {title}", f"simulated on {hardware}")
-    return Section("Throughput", (), chart, "", Table(header, cells) if rows else None, refused)
+    return Section("Throughput", (), chart, "", Table(header, cells) if rows else None, [*refused, *notes])
+
+
+def _cell(row: dict[str, Any], key: str) -> Cell:
+    """A figure; empty where there is none. A method without retrieval has no time of it, not a time of zero."""
+    value = row.get(key)
+    if value is None or (key == "retrieval_time_s" and value == 0):
+        return Cell("")
+    return Cell(_SHOWN[key][1].format(value), "" if isinstance(value, str) else "number")
 
 
 # The server ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ def throughput_bars(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
     y = alt.Y("method:N", sort=names, title=None, axis=alt.Axis(labelLimit=200))
     base = alt.Chart(frame[["method", "throughput_tok_s", "status"]])
     bars = base.mark_bar(height={"band": 0.7}).encode(
-        x=alt.X("throughput_tok_s:Q", title="throughput (tokens/s)"),
+        x=alt.X("throughput_tok_s:Q", title="throughput (tokens/s)", axis=alt.Axis(tickCount=6)),
         y=y,
         color=alt.Color("method:N", scale=scale(METHOD_COLORS, names), legend=None),
         tooltip=["method:N", alt.Tooltip("throughput_tok_s:Q", format=",.0f"), "status:N"],

@@ -52,6 +52,22 @@ def test_a_method_that_does_not_fit_is_said_beside_those_that_do():
     assert any(note.startswith("dense: ") for note in sections[0].notes)
 
 
+def test_a_method_without_retrieval_has_no_time_of_it_and_numbers_stand_as_numbers():
+    dense, herald = answer(Question.of(ASKED))[0].table.rows
+    assert (dense[4].text, herald[4].kind) == ("", "number")
+    assert float(herald[4].text) > 0
+    assert dense[6].kind == ""
+
+
+def test_what_lies_outside_the_measured_range_is_named():
+    asked = "methods=dense&context=32768&batch=16&hardware=h200-141g_emr-16vcpu-8"
+    (section, *_) = answer(Question.of(asked))
+    assert section.table.rows[0][6].text == "EXTRAPOLATED"
+    assert any(
+        note.startswith("dense: outside what was measured: ") and "gemm_efficiency" in note for note in section.notes
+    )
+
+
 def test_changes_reach_the_machine():
     """Dense does not use the link; InfiniGen's fetches are the link."""
     plain, fast = (
