@@ -157,7 +157,7 @@ def measure_points(
             after = reference_seconds(device, main)
             samples.append(sample_of(point, run.result, run.trace, (before, after)))
             if keep and run.trace is not None and traces is not None:
-                run.trace.facts = {"model": shape.name, "method": point.method, "context": point.context}
+                run.trace.facts = {**run.trace.facts, "context": point.context}
                 traces.mkdir(parents=True, exist_ok=True)
                 write_chrome(run.trace, traces / f"{file_name(point)}.measured.trace.json.gz")
         say(f"  round {number + 1} of {rounds}: {len(points)} points run")

@@ -179,6 +179,9 @@ def decode(
     on_device = {"pinned": True, "device_path": session.path} if session.device.type == "cuda" else {}
     held = _held(pipeline, facts, program.admission.fullest, size, options.batch)
     result = _result(recorder, program, pipeline, options, {**facts, **held}, **on_device, **_reserved(facts, held))
+    if recorder.trace is not None:
+        named = {"model": pipeline.model.name, "method": pipeline.method.name, "device": str(session.device)}
+        recorder.trace.facts = {**named, "pinned": result.extra["pinned"], "result": result.to_dict()}
     state = session.state
     return Run(result, state.answers, state.commits, recorder.trace, checksums)
 

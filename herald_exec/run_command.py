@@ -160,8 +160,6 @@ def run(
         pipeline, loaded, drawn, policy=policy(choices, steps_plan, loaded.shape.mask_token_id), options=options
     )
     if done.trace is not None and trace_out is not None:
-        named = {"model": model, "method": method, "device": device, "pinned": done.result.extra["pinned"]}
-        done.trace.facts = {**named, "result": done.result.to_dict()}
         trace.write_chrome(done.trace, trace_out)
     if commits_out is not None:
         recorded = [done.commits[request.id] for request in drawn if request.id in done.commits]
