@@ -19,6 +19,7 @@ from typing import Any
 
 from calibration import conditions, drift
 from calibration.cells import (
+    POINT_KEYS,
     Ran,
     arithmetic_rates,
     check_arithmetic,
@@ -30,7 +31,7 @@ from calibration.cells import (
     unreadable,
 )
 from herald_pipeline import pipeline as pipelines
-from herald_pipeline.errors import ConfigError, ProfileError, check_number, raise_problems
+from herald_pipeline.errors import ConfigError, ProfileError, check_number, raise_problems, unknown_name
 from herald_pipeline.hardware import Profile, known
 from herald_pipeline.model import KVDtype, ModelShape
 from herald_pipeline.stages import Mode, RowGroup, launch_shape
@@ -92,9 +93,11 @@ def measured(folder: Path, model: str, say: Say) -> tuple[list[Protocol], Mappin
         try:
             if name == "rates":
                 rates = {key: float(document["result"][key]) for key in _RATES}
-                raise_problems(check_number(value, f"{path}: {key}", above=0) for key, value in rates.items())
+                raise_problems(check_number(value, key, above=0) for key, value in rates.items())
             else:
                 found.append(_protocol(name, document["result"]))
+        except ConfigError as problem:
+            raise ConfigError([f"{path}: {found}" for found in problem.problems]) from None
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
             raise unreadable(path, problem) from None
     if not found:
@@ -105,17 +108,27 @@ def measured(folder: Path, model: str, say: Say) -> tuple[list[Protocol], Mappin
 
 def _protocol(name: str, result: Mapping[str, Any]) -> Protocol:
     ceiling, *options = name.split(":")[1:2] + name.split(":")[4:]
-    at = (int(result["context"]), int(result["batch"]), int(result["steps"]))
-    raise_problems([check_number(result["block_s"], f"{name}: block_s", above=0)])
-    given = dict(part.split("=") for part in options)
-    return Protocol(ceiling, *at, float(result["block_s"]), given, _beside(ceiling, name, result))
+    if ceiling not in HIT_BY:
+        raise unknown_name("ceiling", ceiling, HIT_BY)
+    at = {key: int(result[key]) for key in ("context", "batch", "steps")}
+    problems = [check_number(value, key, minimum=1) for key, value in at.items()]
+    raise_problems([*problems, check_number(result["block_s"], "block_s", above=0)])
+    given: dict[str, str] = dict(part.split("=") for part in options)
+    conditions.check(_met(given))
+    place = (at["context"], at["batch"], at["steps"])
+    return Protocol(ceiling, *place, float(result["block_s"]), given, _beside(ceiling, result))
 
 
-def _beside(ceiling: str, name: str, result: Mapping[str, Any]) -> drift.Beside:
+def _met(options: Mapping[str, str]) -> conditions.Conditions:
+    """What the options of a cell's name change of the machine."""
+    return tuple((key, value) for key, value in options.items() if key not in POINT_KEYS)
+
+
+def _beside(ceiling: str, result: Mapping[str, Any]) -> drift.Beside:
     # The first cells state the faster of two reads, and not both.
     read = pool_rates(result) or [rate for rate in (result.get("pool_read_gb_s"),) if rate is not None]
-    raise_problems(check_number(rate, f"{name}: pool_read_gb_s", above=0) for rate in read)
-    check_arithmetic(result, name)
+    raise_problems(check_number(rate, "pool_read_gb_s", above=0) for rate in read)
+    check_arithmetic(result)
     many_queries = ceiling == "cpu_32q_kernel"
     of_arithmetic = (arithmetic_rates(result), many_queries_rates(result)) if many_queries else ([], [])
     known = [fmean(rates) if rates else None for rates in (read, *of_arithmetic)]
@@ -159,7 +172,7 @@ def _rows(
         "protocol_tok_s": protocol.batch * shape.block_length / protocol.block_s,
     }
     if profile is not None:
-        met = tuple((name, value) for name, value in protocol.options.items() if name in conditions.NAMES)
+        met = _met(protocol.options)
         slower = drift.slower(protocol.beside, met, profile, raw)
         under = conditions.slowed(conditions.under(profile, met, raw), **slower)
         foretold = _tok_s(foretold_block_s(protocol, under, shape), protocol.batch, shape)

@@ -121,14 +121,16 @@ def _read(path: Path, document: dict[str, Any], say: Say) -> Iterator[Ran]:
             say(f"{document['cell']}: left out, its configuration is neither in its result nor in its name")
             return
         raise_problems(
-            check_number(value, f"{path}: {name}", minimum=0)
+            check_number(value, name, minimum=0)
             for name, value in (*result.items(), *_stage_numbers(result))
             if name in FIGURES or name.startswith("stages.")
             if value is not None
         )
-        raise_problems(check_number(rate, f"{path}: read rate beside the run", above=0) for rate in pool_rates(result))
-        check_arithmetic(result, str(path))
+        raise_problems(check_number(rate, "read rate beside the run", above=0) for rate in pool_rates(result))
+        check_arithmetic(result)
         ran = Ran(str(document["cell"]), _sample(result), dict(result["options"]), str(result["model"]))
+    except ConfigError as problem:
+        raise ConfigError([f"{path}: {found}" for found in problem.problems]) from None
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise unreadable(path, problem) from None
     yield ran
@@ -158,7 +160,7 @@ def many_queries_rates(result: Mapping[str, Any]) -> list[Any]:
     return list(dict(result.get("host_rates", {})).get(_MANY_QUERIES, ()))
 
 
-def check_arithmetic(result: Mapping[str, Any], where: str) -> None:
+def check_arithmetic(result: Mapping[str, Any]) -> None:
     """Refuse rates of arithmetic that no machine has.
 
     Raises
@@ -167,7 +169,7 @@ def check_arithmetic(result: Mapping[str, Any], where: str) -> None:
         Zero, negative, not finite or no number.
     """
     rates = arithmetic_rates(result) + many_queries_rates(result)
-    raise_problems(check_number(rate, f"{where}: rate of arithmetic beside the run", above=0) for rate in rates)
+    raise_problems(check_number(rate, "rate of arithmetic beside the run", above=0) for rate in rates)
 
 
 def _unsteady(rates: Sequence[float]) -> float | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from herald_pipeline.errors import ConfigError, ProfileError, did_you_mean
+from herald_pipeline.errors import ConfigError, ProfileError, check_number, did_you_mean, raise_problems
 from herald_pipeline.hardware import Curve, Number, Profile, Quantity
 from herald_pipeline.scheduling.program import BatchPolicy
 from herald_pipeline.settings import GATHERS
@@ -39,14 +39,23 @@ def check(conditions: Conditions) -> None:
     Raises
     ------
     ConfigError
-        An unknown name or value.
+        An unknown name or value, or a number that cannot be.
     """
     for name, value in conditions:
         if name not in NAMES:
             raise ConfigError(f"condition {name!r} is not known{did_you_mean(name, NAMES)}")
-        expected = _VALUES.get(name)
-        if expected is not None and value not in expected:
-            raise ConfigError(f"condition {name} must be {expected!r}, got {value!r}")
+        if name not in _VALUES:
+            raise_problems([check_number(_number(value), f"condition {name}", above=0, integer=name == "threads")])
+        elif value not in _VALUES[name]:
+            raise ConfigError(f"condition {name} must be one of {', '.join(_VALUES[name])}, got {value!r}")
+
+
+def _number(value: float | int | str) -> float | int | str:
+    """A number that stands as text, as in the name of a cell; other text as it is."""
+    try:
+        return (float if "." in str(value) else int)(value)
+    except ValueError:
+        return value
 
 
 def settings(conditions: Conditions) -> dict[str, Any]:

@@ -35,6 +35,8 @@ def compare(hardware: Path, measured: Path, shape: ModelShape, say: Say) -> dict
     for file, document in _cells(measured, shape.name, say):
         try:
             rows.append(_row(path, shape, document))
+        except ConfigError as problem:
+            raise ConfigError([f"{file}: {found}" for found in problem.problems]) from None
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
             raise unreadable(file, problem) from None
     if not rows:
@@ -47,8 +49,8 @@ def compare(hardware: Path, measured: Path, shape: ModelShape, say: Say) -> dict
 
 def _row(hardware: Path, shape: ModelShape, document: Mapping[str, Any]) -> dict[str, Any]:
     result = document["result"]
-    measured = {name: result[name] for name in FIGURES if result.get(name)}
-    raise_problems(check_number(value, f"{document['cell']}: {name}", above=0) for name, value in measured.items())
+    measured = {name: result[name] for name in FIGURES if result.get(name) is not None}
+    raise_problems(check_number(value, name, above=0) for name, value in measured.items())
     predicted = predict(hardware, shape, result)
     row: dict[str, Any] = {"cell": document["cell"], "replicas": result["replicas"], "cores": result["cores"]}
     for name, value in measured.items():

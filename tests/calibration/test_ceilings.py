@@ -214,6 +214,25 @@ def test_a_ceiling_of_many_queries_is_foretold_with_the_arithmetic_beside_it(cel
     assert 0.5 < found[10.0] / found[20.0] < 0.75 if scaled else found[10.0] == found[20.0]
 
 
+@pytest.mark.parametrize(
+    ("name", "changed", "said"),
+    [
+        ("ceiling:cpu_1q_kernels:64:2", {}, r"unknown ceiling 'cpu_1q_kernels'; did you mean 'cpu_1q_kernel'"),
+        ("ceiling:cpu_1q_kernel:64:2:link=fast", {}, "condition link must be a number, got 'fast'"),
+        ("ceiling:cpu_1q_kernel:64:2:threads=0", {}, "condition threads must be > 0, got 0"),
+        ("ceiling:cpu_1q_kernel:64:2:treads=2", {}, "condition 'treads' is not known; did you mean 'threads'"),
+        ("ceiling:cpu_1q_kernel:64:2", {"batch": 0}, "batch must be >= 1, got 0"),
+        ("ceiling:cpu_1q_kernel:64:2", {"context": -1}, "context must be >= 1, got -1"),
+        ("ceiling:cpu_1q_kernel:64:2", {"block_s": 0.0}, r"block_s must be > 0, got 0\.0"),
+    ],
+)
+def test_a_ceiling_that_cannot_be_is_refused_with_its_file(tmp_path, name, changed, said):
+    result = {"context": 64, "batch": 2, "steps": 20, "block_s": 0.2, **changed}
+    write(tmp_path, name, result)
+    with pytest.raises(ConfigError, match=rf"ceiling-cpu_1q_kernel.*\.json: {said}"):
+        measured(tmp_path, MINI.name, lambda _: None)
+
+
 def test_a_ceiling_beside_arithmetic_of_no_rate_is_refused(cells):
     rates = {"amx_tflop_s": [0.0, 1.0]}
     ceiling = {"context": 32768, "batch": 16, "steps": 20, "block_s": 0.2, "host_rates": rates}

@@ -137,6 +137,22 @@ def test_a_rate_of_arithmetic_that_no_machine_has_is_refused_with_its_file(tmp_p
         read_cells(tmp_path, "tiny", lambda _: None)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"link": "fast"}, "condition link must be a number, got 'fast'"),
+        ({"link": -3}, "condition link must be > 0, got -3"),
+        ({"threads": 1.5}, r"condition threads must be a whole number, got 1\.5"),
+        ({"policy": "lockstop"}, "condition policy must be one of lockstep, .*got 'lockstop'"),
+        ({"treads": 2}, "condition 'treads' is not known; did you mean 'threads'"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused_with_its_file(tmp_path, options, said):
+    cell(tmp_path, "run:herald:64:2", options=options)
+    with pytest.raises(ConfigError, match=rf"run-herald-64-2\.json: {said}"):
+        read_cells(tmp_path, "tiny", lambda _: None)
+
+
 @pytest.mark.parametrize("rates", [[0.0, 130.0], [-1.0, 1.0], ["fast", 1.0], [float("nan"), 1.0]])
 def test_a_read_rate_that_no_memory_has_is_refused_with_its_file(tmp_path, rates):
     cell(tmp_path, "run:herald:64:2", host_rates={"pool_read_gb_s": rates})
