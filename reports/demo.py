@@ -144,7 +144,10 @@ def _overlap_words(frame: pd.DataFrame) -> str:
 
 
 def _stages(document: dict[str, Any]) -> Section:
+    title = "Where prediction and measurement differ"
     frame = frames.stage_errors(document)
+    if frame.empty:
+        return Section(title, ("No held-out point was judged, so there is no error of a stage to show.",))
     chart = charts.stage_errors(frame, "Signed error by stage kind, held-out points", _provenance(document))
     header = ("stage kind", "points", "measured", "predicted", "median error", "worst", "spread", "of busy time", "why")
     rows = []
@@ -167,9 +170,7 @@ def _stages(document: dict[str, Any]) -> Section:
         "GPU both streams are threads of one process: short stages are mostly small operations whose code and data "
         "selection has pushed out of the caches, and some launches wait for their core.",
     )
-    return Section(
-        "Where prediction and measurement differ", (), chart, "Dashed: plus or minus 25%.", Table(header, rows), notes
-    )
+    return Section(title, (), chart, "Dashed: plus or minus 25%.", Table(header, rows), notes)
 
 
 def _milliseconds(seconds: float | None) -> str:

@@ -13,6 +13,7 @@ from herald_pipeline.pipeline import build as build_pipeline
 from herald_pipeline.workload import Workload
 from herald_sim.simulate import simulate
 from reports.demo import Inputs, build
+from reports.page import render
 
 CONTEXT, BATCH = 4096, 1
 HARDWARE = hardware_io.profile_dir() / "h100-sxm-80g_xeon-8481c.toml"
@@ -108,3 +109,16 @@ def test_a_point_that_was_not_judged_is_neither_good_nor_bad(runs, document):
     assert (row[1].text, row[5].kind) == ("not judged", "number")
     assert any("1.50 times slower" in note for note in sections[0].notes)
     assert "1 of 1 held-out ones" in sections[0].chart.to_dict()["description"]
+
+
+def test_a_page_of_which_no_held_out_point_was_judged_is_written_and_says_so(runs, document):
+    for point in document["points"]:
+        point["refused"] = "the machine ran 1.50 times slower than when it was calibrated: not judged"
+    document["summary"] = {"held-out": {"refused": 3}, "stages": {}}
+    (runs / "reconcile.json").write_text(json.dumps(document), encoding="utf-8")
+    title, lead, sections = build(inputs(runs))
+    found = {section.title: section for section in sections}["Where prediction and measurement differ"]
+    assert found.chart is None
+    assert found.texts == ("No held-out point was judged, so there is no error of a stage to show.",)
+    assert "nothing is judged" in lead
+    assert found.texts[0] in render(title, lead, sections)
