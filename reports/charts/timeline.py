@@ -12,6 +12,9 @@ _ORDER = ["main", "retrieval", "gather", "h2d", "d2h"]
 _NARROW = 120
 """Part of the chart's width, about six pixels, below which a mark at a launch's start would hide the launch."""
 
+_LEAST_HEIGHT = 64
+"""Of a run's part, in pixels: its name stands upright beside it."""
+
 
 def timeline(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
     """Spans (``source, stream, stage, start_ms, end_ms, duration_ms, layer, step, block``) of one block or a few."""
@@ -49,7 +52,7 @@ def timeline(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
     )
     spans = (
         alt.layer(bars, steps, data=frame)
-        .properties(width=WIDTH, height=26 * len(streams))
+        .properties(width=WIDTH, height=max(26 * len(streams), _LEAST_HEIGHT))
         .facet(
             row=alt.Row(
                 "source:N",

@@ -83,6 +83,12 @@ def test_the_timeline_has_one_row_a_source_and_milliseconds(tmp_path):
     assert "measured: 2.0 ms, most of it denoise" in spec["description"]
 
 
+def test_a_run_of_one_stream_leaves_room_for_its_name(tmp_path):
+    frame = frames.timeline(trace_files(tmp_path))
+    of_one = charts.timeline(frame[frame["stream"] == "main"], "t", SPEC_TEXT).to_dict()
+    assert of_one["spec"]["height"] >= 60
+
+
 def test_the_scatter_has_units_and_counts_held_out_points(document):
     spec = checked(charts.throughput_scatter(frames.throughputs(document), "t", SPEC_TEXT))
     assert {"measured throughput (tokens/s)", "predicted throughput (tokens/s)"} <= set(titles(spec))
