@@ -16,7 +16,7 @@ cdef extern from "herald.h" nogil:
         int dtype, head_dim, num_heads, num_slots, num_layers
 
     ctypedef struct herald_tuning:
-        int distance, streams, turned, tiles, rows_ahead, bulk, even, trial
+        int distance, streams, turned, tiles, rows_ahead, bulk, even
 
     ctypedef struct herald_gather_tuning:
         int ahead, level, scattered, streaming
@@ -67,7 +67,7 @@ cdef extern from "herald.h" nogil:
     int herald_tier_usable(int index)
     const herald_tier *herald_tier_get(int index)
     int herald_is_intel()
-    int herald_kind_for(const herald_tier *tier, int rows, int dtype, int head_dim, int pv)
+    int herald_kind_for(const herald_tier *tier, int queries, int group, int dtype, int head_dim, int pv)
     int herald_default_threads()
     int herald_select(const herald_select_args *args)
     void herald_quantise(const herald_kv *kv, const herald_kv *keys8, int64_t layer, int64_t slot, int64_t start,
@@ -103,8 +103,8 @@ def default_threads():
     return herald_default_threads()
 
 
-def kind_for(int tier, int rows, int dtype, int head_dim, int pv):
-    return ("few", "many", "amx")[herald_kind_for(herald_tier_get(tier), rows, dtype, head_dim, pv)]
+def kind_for(int tier, int queries, int group, int dtype, int head_dim, int pv):
+    return ("few", "many", "amx")[herald_kind_for(herald_tier_get(tier), queries, group, dtype, head_dim, pv)]
 
 
 cdef class View:
@@ -164,7 +164,7 @@ def select(int tier, View kv, View draft, View keys8, double candidates, int res
     args.paper_like, args.threads = paper_like, threads
     args.tuning.distance, args.tuning.streams, args.tuning.turned = tuning[0], tuning[1], tuning[2]
     args.tuning.tiles, args.tuning.rows_ahead, args.tuning.bulk = tuning[3], tuning[4], tuning[5]
-    args.tuning.even, args.tuning.trial = tuning[6], tuning[7]
+    args.tuning.even = tuning[6]
     args.max_k = indices.shape[2]
     args.output, args.counts, args.status = &output[0, 0, 0, 0], &counts[0, 0], &status[0, 0]
     args.indices = &indices[0, 0, 0] if indices.shape[2] > 0 else NULL

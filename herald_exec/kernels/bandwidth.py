@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 
-from herald_pipeline.errors import CapacityError, ConfigError, check_number, unknown_name
+from herald_pipeline.errors import CapacityError, ConfigError, check_number, raise_problems, unknown_name
 
 from . import _core, kept
 from .dispatch import tier_index
@@ -90,14 +90,15 @@ def many_queries_gb_s(
     ``seconds`` behind a first call; of their median the time of a plain read of the same memory is taken away.
     """
     count = check_threads(threads)
-    problem = check_number(seconds, "seconds", minimum=0.0)
-    if problem:
-        raise ConfigError(problem)
+    sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim, "queries": queries}
+    problems = [check_number(value, name, minimum=1, integer=True) for name, value in sizes.items()]
+    raise_problems([*problems, check_number(seconds, "seconds", minimum=0.0)])
     most = (kept.LEAST_BYTES - 1) // (4 * head_dim * _TOKENS)
     rows = max(1, min(_HEADS_A_THREAD * count, most) // num_kv_heads)
     slots, lengths = np.arange(rows), np.full(rows, _TOKENS)
     q = np.random.default_rng(0).standard_normal((rows, queries, num_heads, head_dim), dtype=np.float32)
-    k, took = np.full(rows, _TOKENS // 20), []
+    k = np.full(rows, _TOKENS // 20)
+    took: list[float] = []
     with PagedKV(1, rows, num_kv_heads, _TOKENS, head_dim, "bf16") as pool:
         pool.fill_normal(0, count)
         while len(took) < _LEAST_CALLS or sum(took) < seconds:

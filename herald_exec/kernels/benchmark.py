@@ -57,7 +57,7 @@ def _roofs(tiers: list[str], threads: int) -> dict[str, dict[str, float]]:
 def _row(variant: Variant, context: int, roofs: dict[str, dict[str, float]]) -> dict[str, Any]:
     set_tier(variant.tier)
     pv = "f32" if variant.options.paper_like else variant.options.pv
-    kind = "few" if variant.keys8 else kernel_kind(variant.x * GROUP, "bf16", HEAD_DIM, pv)
+    kind = "few" if variant.keys8 else kernel_kind(variant.x, GROUP, "bf16", HEAD_DIM, pv)
     gb_s = statistics.median(variant.gb_s)
     gflops = gb_s / (4 * HEAD_DIM) * (4 * variant.x * GROUP * HEAD_DIM)
     roof = "amx" if kind == "amx" else "fma"

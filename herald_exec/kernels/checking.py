@@ -97,19 +97,19 @@ def _store(case: Case, rng: np.random.Generator) -> PagedKV | FlatKV:
     return pool
 
 
-def _on_matrix_tiles(case: Case) -> bool:
-    """Whether the active tier rounds queries and P to bf16 for this case; the paper's kernel never does."""
+def _kind_of(case: Case) -> str:
+    """The kernel that scans; on ``amx`` queries and P are rounded to bf16, which the paper's kernel never does."""
     pv = "f32" if case.options.paper_like else case.options.pv
-    return not case.keys8 and kernel_kind(case.x * case.group, case.dtype, case.head_dim, pv) == "amx"
+    return "few" if case.keys8 else kernel_kind(case.x, case.group, case.dtype, case.head_dim, pv)
 
 
 def tolerance_of(case: Case) -> Tolerance:
     """What the active tier owes for this case."""
-    rows = case.x * case.group
-    if _on_matrix_tiles(case):
+    kind = _kind_of(case)
+    if kind == "amx":
         return BF16_P
     dots = active_tier() in ("avx512bf16", "amx") and case.dtype == "bf16" and case.options.pv != "f32"
-    summed = bool(case.draft) if case.keys8 else rows < 16  # with 8-bit keys a scan makes no output, drafts do
+    summed = bool(case.draft) if case.keys8 else kind == "few"  # with 8-bit keys a scan makes no output, drafts do
     exact = BF16_PV if dots and summed else FP32_P
     # an fp32 score of 200 is known to 1e-5 only, and the exponential turns that into a relative error
     return replace(exact, importance=exact.importance * max(1.0, case.score_scale / 10))
@@ -162,7 +162,7 @@ def run_case(case: Case) -> Comparison:
         extra_kv=own,
         keys8=keys8,
         options=options,
-        bf16_queries=_on_matrix_tiles(case),
+        bf16_queries=_kind_of(case) == "amx",
         output_of=found if options.key_only or case.keys8 else None,
     )
     result = compare(found, expected, lengths, tolerance_of(case))
@@ -196,12 +196,19 @@ def cases() -> Iterator[Case]:
         yield Case((97, 300), (9, 30), group=group)
     for x in (2, 8, 16, 32):
         yield Case((97, 700), (9, 70), x=x)
+    for group, x in ((1, 7), (3, 2), (1, 8), (5, 2), (7, 2), (15, 1)):  # about AMX's border of 8 rows, and of 16
+        yield Case((97, 700), (9, 70), group=group, x=x)
+    borders = (191, 193, 319, 321, 447, 449, 705)  # of AMX's blocks, which grow where a head begins
+    for x in (2, 8):
+        yield Case(borders, tuple(size // 10 for size in borders), x=x)
+        yield Case((333, 2100), (20, 100), x=x, options=SelectOptions(key_only=True), draft=(30, 0))
     for length in (4097, 9001, 20000):
         yield Case((length, length // 2), (length // 20, length // 40))
         yield Case((length,), (length // 20,), x=4)
     for score_scale in (3.0, 30.0):
         yield Case((3000,), (150,), score_scale=score_scale)
-        yield Case((3000,), (150,), score_scale=score_scale, x=4)
+        for x in (2, 4):
+            yield Case((3000,), (150,), score_scale=score_scale, x=x)
     for pv in ("f32", "bf16"):
         yield Case((333, 64), (20, 9), options=SelectOptions(pv=pv))
         yield Case((333, 64), (20, 9), x=4, options=SelectOptions(pv=pv))
@@ -279,7 +286,7 @@ def check_tiers(tiers: list[str] | None = None) -> list[dict[str, Any]]:
                 result = run_case(case)
                 count += 1
                 swaps += result.swaps
-                kind = kernel_kind(case.x * case.group, case.dtype, case.head_dim, case.options.pv)
+                kind = _kind_of(case)
                 for name, error in (("output", result.output_error), ("importance", result.importance_error)):
                     worst[f"{name}_{kind}"] = max(worst.get(f"{name}_{kind}", 0.0), error)
                 problems += [f"{case}: {each}" for each in result.problems]

@@ -50,6 +50,8 @@ WAYS: dict[str, tuple[Tuning, ...]] = {
 }
 #: Queries at which a use is measured; of several the product of the rates counts.
 _QUERIES = {"scan": (1,), "wide_scan": (2,), "matrix": (4, 8, 32), "keys": (1,), "keys8": (1,)}
+#: Two queries take AMX's matrix tiles, one of as many rows does not: ``wide_scan`` is measured as that one runs.
+_OPTIONS = {"wide_scan": SelectOptions(pv="f32"), "keys": SelectOptions(key_only=True)}
 
 
 def told_apart(use: str, tier: str) -> list[Tuning]:
@@ -76,7 +78,7 @@ def measure_tunings(bench: KernelBench, threads: int, seconds: float) -> dict[st
     chosen = {}
     for use in WAYS:
         found = told_apart(use, best)
-        options = [SelectOptions(key_only=use == "keys", tuning=way) for way in found]
+        options = [replace(_OPTIONS.get(use, SelectOptions()), tuning=way) for way in found]
         variants = [[Variant("", best, x, threads, each, use == "keys8") for x in _QUERIES[use]] for each in options]
         if any(variant.use != use for of_way in variants for variant in of_way):
             message = f"the benchmark's group of {GROUP} does not make {use!r} of x={_QUERIES[use]}"

@@ -31,7 +31,7 @@ import numpy.typing as npt
 from herald_pipeline.errors import CapacityError, ConfigError, RunError
 
 from . import _core
-from .store import PAGE_TOKENS, PagedKV
+from .store import PAGE_TOKENS, PagedKV, freed_with
 
 
 class Int8Keys:
@@ -60,6 +60,7 @@ class Int8Keys:
         if not self.address:
             message = f"the 8-bit keys of {self.nbytes / 1e9:.1f} GB cannot be mapped; select without them"
             raise CapacityError(message)
+        self._free = freed_with(self, _core.unmap_memory, self.address, self.nbytes)
         self._view = _core.View(
             self.address + self._header,
             self.address,
@@ -122,12 +123,8 @@ class Int8Keys:
     def close(self) -> None:
         """Free the memory; a second call does nothing."""
         if self.address:
-            address, self.address = self.address, 0
-            _core.unmap_memory(address, self.nbytes)
-
-    def __del__(self) -> None:
-        if getattr(self, "address", 0):
-            self.close()
+            self.address = 0
+            self._free()
 
 
 def check_keys8(keys8: Int8Keys | None, store: object, *, refused: bool) -> Any:

@@ -323,6 +323,9 @@ def topk(values: Any, k: int, *, heap: bool = False) -> npt.NDArray[np.int32]:
     return out[:count].copy()
 
 
-def kernel_kind(rows: int, dtype: str, head_dim: int, pv: str = "auto") -> str:
-    """Which kernel the active tier takes for this many query rows a head: ``few``, ``many`` or ``amx``."""
-    return _core.kind_for(tier_index(), rows, DTYPES[dtype], head_dim, PV[pv])
+def kernel_kind(queries: int, group: int, dtype: str, head_dim: int, pv: str = "auto") -> str:
+    """Which kernel the active tier takes for ``queries`` a token and ``group`` query heads a KV head.
+
+    ``few``, ``many`` (query rows, their product), or ``amx``: on matrix tiles, with queries and probabilities in bf16.
+    """
+    return _core.kind_for(tier_index(), queries, group, DTYPES[dtype], head_dim, PV[pv])

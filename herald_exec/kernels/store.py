@@ -12,6 +12,8 @@ the pages of one (layer, slot, head) follow each other. Why (``x`` = queries per
 """
 
 import ctypes
+import weakref
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -35,6 +37,16 @@ def _check_shape(sizes: dict[str, int], dtype: str) -> None:
     if sizes["capacity_tokens"] > 2**31 - 2**12:
         message = f"capacity_tokens must be below 2^31 - 4096 (positions are 32-bit), got {sizes['capacity_tokens']}"
         raise ConfigError(message)
+
+
+def freed_with(owner: object, free: Callable[..., None], *arguments: Any) -> Callable[[], None]:
+    """What frees memory, once: when it is called, or when its owner is gone without.
+
+    Not as the interpreter ends: modules are torn down then, threads may still read, and the system takes the memory.
+    """
+    freeing = weakref.finalize(owner, free, *arguments)
+    freeing.atexit = False
+    return freeing
 
 
 class PagedKV:
@@ -86,18 +98,19 @@ class PagedKV:
         slot, layer = num_kv_heads * head, num_slots * num_kv_heads * head
         #: Bytes of the whole pool, and where it starts: what a CUDA host registers as pinned.
         self.nbytes = num_layers * layer
-        self._memory = kept.take(self.nbytes)
-        self.address = 0 if self._memory is None else self._memory.address
-        if not self.address:
+        memory = kept.take(self.nbytes)
+        if memory is None:
             message = (
                 f"the KV pool of {self.nbytes / 1e9:.1f} GB ({num_layers} layers x {num_slots} slots x "
                 f"{num_kv_heads} heads x {self.capacity_tokens} tokens) cannot be mapped; "
                 "lower the batch or the context"
             )
             raise CapacityError(message)
+        self._memory, self.address = memory, memory.address
+        self._free = freed_with(self, kept.give, memory)
         shape = (num_layers, num_slots, num_kv_heads, self.pages_per_slot, 2, PAGE_TOKENS, head_dim)
-        memory = memoryview((ctypes.c_char * self.nbytes).from_address(self.address)).cast("B")
-        self._pages: Array | None = np.frombuffer(memory, dtype=storage).reshape(shape)
+        whole = memoryview((ctypes.c_char * self.nbytes).from_address(self.address)).cast("B")
+        self._pages: Array | None = np.frombuffer(whole, dtype=storage).reshape(shape)
         self._view = _core.View(
             self.address,
             self.address + tile,
@@ -204,7 +217,6 @@ class PagedKV:
         """
         _ = self.pages
         memory = self._memory
-        assert memory is not None
         there = memory.filled_bytes if memory.filled_dtype == self.dtype else 0
         if there < self.nbytes:
             elements = (self.nbytes - there) // STORAGE[self.dtype].itemsize
@@ -216,8 +228,7 @@ class PagedKV:
         if self.address:
             self._pages = None
             self.address = 0
-            assert self._memory is not None
-            kept.give(self._memory)
+            self._free()
 
     def __enter__(self) -> Self:
         return self
@@ -226,10 +237,6 @@ class PagedKV:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "address", 0):
-            self.close()
 
 
 class FlatKV:

@@ -32,23 +32,22 @@ class Tuning:
     ----------
     distance
         Software prefetch, in half pages (a K tile or a V tile); 0 is none. 1 asks for a page's V while its K is scored;
-        2 n asks for K during K and V during V, n pages ahead. 16 and more query rows on matrix tiles: a block of four
+        2 n asks for K during K and V during V, n pages ahead. Several queries on matrix tiles: a block of two or four
         pages ahead, or nothing.
     streams
         1: lines in order. 4: from several places of a tile in turn, so that several hardware prefetchers work.
     turned
         PV passes of more query rows over shorter pieces of V (few rows over long pieces otherwise).
     tiles
-        Scores of fewer than 16 query rows on matrix tiles, as three bf16 parts of each query: fp32 accuracy.
+        Scores of few query rows on matrix tiles, as three bf16 parts of each query: fp32 accuracy. (From two queries
+        and eight rows on, AMX works on matrix tiles anyway, and rounds: :func:`.kernel_kind`.)
     rows_ahead
         Single rows (K of candidates, V of what was selected) asked for ahead of use.
     bulk
         A tile is read in one run just before use, so that the hardware prefetches, in place of software (``distance``
         is then ignored).
     even
-        With fewer than 16 query rows: prefetches go on while scores become probabilities, in place of resting there.
-    trial
-        Sum of the switches ``HERALD_TRY_..`` of ``csrc/herald.h``, which are being measured.
+        Of few query rows: prefetches go on while scores become probabilities, in place of resting there.
     """
 
     distance: int = 0
@@ -58,10 +57,9 @@ class Tuning:
     rows_ahead: int = 32
     bulk: bool = False
     even: bool = False
-    trial: int = 0
 
     def __post_init__(self) -> None:
-        _checked({"distance": (0, 128), "streams": (1, 8), "rows_ahead": (0, 256), "trial": (0, 255)}, self)
+        _checked({"distance": (0, 128), "streams": (1, 8), "rows_ahead": (0, 256)}, self)
 
     def numbers(self) -> tuple[int, ...]:
         """As the extension takes them."""

@@ -1,5 +1,8 @@
 """Selection against the float64 definition, per instruction set."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +10,10 @@ import pytest
 import torch
 
 from herald_exec import kernels
+from herald_exec.kernels import _core
 from herald_exec.kernels.checking import Case, cases, run_case
+from herald_exec.kernels.elements import DTYPES
+from herald_exec.kernels.options import PV
 from herald_pipeline.errors import CapacityError, ConfigError
 
 CASES = list(cases())
@@ -45,6 +51,89 @@ def test_results_have_the_same_bits_for_any_number_of_threads(tier, x):
         many = run(pool, np.array([20_000]), np.array([1000]), x=x, threads=threads, options=options)
         for name in ("output", "indices", "counts", "status", "importance"):
             assert getattr(alone, name).tobytes() == getattr(many, name).tobytes(), name
+
+
+@pytest.mark.parametrize("x", [1, 2, 8])
+@pytest.mark.parametrize("at", [100, 8192 + 100, 2 * 8192 + 200])
+def test_a_score_far_above_all_before_it_leaves_the_same_bits_for_any_number_of_threads(tier, x, at):
+    """Where a block that is done again begins and ends may not depend on which thread began where."""
+    pool = filled_pool(rows=1, heads=2, length=20_000)
+    for row in (at, at + 90):  # about 2^80 above: tiles do a block again, and what went before still weighs something
+        pool.pages[0, 0, :, row // 64, 0, row % 64] = kernels.from_float32(np.full(64, 9.0), "bf16")
+    options = kernels.SelectOptions(keep_importance=True)
+    found = []
+    for threads in (1, 2, 4):
+        queries = np.abs(np.random.default_rng(1).standard_normal((1, x, 8, 64))).astype(np.float32)
+        place = (np.array([0]), np.array([20_000]), queries, np.array([1000]))
+        got = kernels.select(pool, 0, *place, threads=threads, options=options)
+        found.append([getattr(got, name).tobytes() for name in ("output", "indices", "importance")])
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("x", [1, 2, 8])
+@pytest.mark.parametrize("key_only", [False, True])
+def test_nothing_is_read_behind_the_last_key(tier, x, key_only):
+    """K and V end where memory does: a read behind them would end the process."""
+    code = f"""
+import ctypes, mmap
+import numpy as np
+from herald_exec import kernels
+
+def rows_before_a_wall(tokens):
+    nbytes = tokens * 128 * 2
+    whole = mmap.mmap(-1, -(-nbytes // 4096) * 4096 + 4096)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(whole))
+    wall = start + len(whole) - 4096
+    assert ctypes.CDLL(None, use_errno=True).mprotect(ctypes.c_void_p(wall), 4096, 0) == 0
+    memory = (ctypes.c_char * nbytes).from_address(wall - nbytes)
+    memory.keep = whole
+    found = np.frombuffer(memory, np.uint16).reshape(1, 1, tokens, 128)
+    found[:] = kernels.from_float32(np.random.default_rng(0).standard_normal(found.shape), "bf16")
+    return found
+
+for tokens in (1, 63, 65, 100, 193, 449, 2049):
+    store = kernels.FlatKV(rows_before_a_wall(tokens), rows_before_a_wall(tokens))
+    queries = np.ones((1, {x}, 4, 128), np.float32)
+    for tuning in (kernels.Tuning(distance=2), kernels.Tuning(distance=4, streams=4, tiles=True, even=True)):
+        options = kernels.SelectOptions(key_only={key_only}, tuning=tuning)
+        kernels.select(store, 0, [0], [tokens], queries, [tokens // 2], options=options, threads=1)
+print("read")
+"""
+    flags = ["-S"] if sys.flags.no_site else []
+    ended = subprocess.run(
+        [sys.executable, *flags, "-c", code],
+        env={**os.environ, "HERALD_CPU": tier},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "read\n"), ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("queries", "group", "kind"),
+    [
+        (1, 8, "few"),
+        (1, 15, "few"),
+        (1, 16, "amx"),
+        (2, 3, "few"),
+        (2, 4, "amx"),
+        (7, 1, "few"),
+        (8, 1, "amx"),
+        (32, 4, "amx"),
+    ],
+)
+def test_several_queries_take_matrix_tiles_from_eight_rows_on_and_one_from_sixteen(queries, group, kind):
+    tiers = {name: built for name, built, _usable in _core.tiers()}
+    if not tiers["amx"]:
+        pytest.skip("this build has no AMX")
+
+    def chosen(dtype="bf16", head_dim=128, pv="auto"):
+        return _core.kind_for(list(tiers).index("amx"), queries, group, DTYPES[dtype], head_dim, PV[pv])
+
+    assert chosen() == kind
+    without = "many" if queries * group >= 16 else "few"
+    assert {chosen(dtype="fp16"), chosen(head_dim=40), chosen(pv="f32")} == {without}
 
 
 def test_heads_that_end_a_queue_in_pieces_have_the_bits_of_whole_ones(tier):

@@ -1,6 +1,9 @@
 """Pages: what is written is what is read, wherever it starts."""
 
+import gc
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -70,12 +73,42 @@ def test_another_dtype_is_refused_and_not_converted():
         pool.append(0, 0, 0, rows, rows)
 
 
+def big_pool():
+    """Larger than what any other mapping would come to fill at once."""
+    return kernels.PagedKV(1, 64, 8, 65_536, 128)
+
+
 def test_a_closed_pool_says_so():
     pool = kernels.PagedKV(1, 1, 1, 64, 8, "fp32")
     pool.close()
     pool.close()
     with pytest.raises(RunError, match="closed"):
         pool.read(0, 0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    "hold", ["held = pool", "pool.itself = pool", "keys.itself = keys", "import sys; sys.pool = pool"]
+)
+def test_a_script_that_closes_no_pool_ends_in_silence(hold):
+    """Whatever holds the pool, in a ring of references or beyond the modules: nothing frees into torn-down modules."""
+    script = "from herald_exec import kernels; pool = kernels.PagedKV(1, 1, 1, 64, 8); keys = kernels.Int8Keys(pool)"
+    ended = subprocess.run([sys.executable, "-c", f"{script}; {hold}"], capture_output=True, text=True, timeout=100)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def is_mapped(address):
+    ranges = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
+    return any(int(low, 16) <= address < int(high, 16) for low, high in ranges)
+
+
+@pytest.mark.parametrize("made", [lambda: big_pool(), lambda: kernels.Int8Keys(big_pool())], ids=["pool", "keys"])
+def test_memory_is_freed_with_its_last_holder(made):
+    holder = made()
+    address = holder.address
+    assert is_mapped(address)
+    del holder
+    gc.collect()
+    assert not is_mapped(address)
 
 
 def test_rounding_to_bf16_is_to_nearest_even():

@@ -330,13 +330,12 @@ static size_t FN(p_max_few)(int rows) { return (size_t)rows; }
 
 /* Tiles that this thread scans, counted from the chunk's first: those behind are not asked for. */
 INLINE int64_t scanned_tiles(const herald_attend *args) {
-    if (!(args->tuning.trial & HERALD_TRY_EDGES)) return INT64_MAX;
     return (args->num_keys + args->follow + HERALD_TILE - 1) / HERALD_TILE;
 }
 
-/* As a scan begins, the tiles that no other tile's work asks for. */
+/* As a unit begins, the tiles that no other tile's work asks for. */
 static void FN(ask_first)(const herald_attend *args, int64_t tiles, int64_t k_bytes, int64_t v_bytes) {
-    if (!args->begins || !(args->tuning.trial & HERALD_TRY_EDGES)) return;
+    if (!args->begins) return;
     int64_t most = scanned_tiles(args);
     for (int64_t tile = 0; tile < tiles && tile < most; tile++) {
         prefetch_bytes(args->stream.k + tile * args->stream.tile_bytes, k_bytes);

@@ -97,11 +97,13 @@ int herald_is_intel(void) {
 #endif
 }
 
-/* Matrix tiles take bf16 KV with head_dim in whole tiles of 32, and pay from 16 rows on (x = 4 at a group of 4). They round
- * p to bf16, so pv = f32 rules them out. */
-int herald_kind_for(const herald_tier *tier, int rows, int dtype, int head_dim, int pv) {
+/* Matrix tiles take bf16 KV with head_dim in whole tiles of 32. They hold 16 rows and pay, padded, from 8 on: measured, 8 rows
+ * are 1.12 to 1.15 times as fast on them, 12 rows 1.31 to 1.40, 4 rows 0.91 (docs/kernels.md). They round queries and p to bf16:
+ * so pv = f32 rules them out, and a single query keeps its fp32 scores where its group does not fill a tile. */
+int herald_kind_for(const herald_tier *tier, int queries, int group, int dtype, int head_dim, int pv) {
+    int rows = queries * group;
     if (tier->kinds >> HERALD_AMX & 1 && pv != HERALD_PV_F32 && dtype == HERALD_BF16 && head_dim % 32 == 0 &&
-        rows >= 16)
+        rows >= (queries > 1 ? 8 : 16))
         return HERALD_AMX;
     return rows >= tier->many_from ? HERALD_MANY : HERALD_FEW;
 }

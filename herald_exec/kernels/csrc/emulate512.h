@@ -215,7 +215,6 @@ EM em_si em_pack_bf16(em_ps low, em_ps high) {
 #undef _mm512_setr_epi32
 #undef _tile_zero
 #undef _tile_loadd
-#undef _tile_stream_loadd
 #undef _tile_stored
 #undef _tile_dpbf16ps
 #undef _tile_dpbssd
@@ -289,7 +288,6 @@ static __thread struct {
 #define _tile_release() ((void)0)
 #define _tile_zero(t) memset(&em_tiles[t], 0, sizeof em_tiles[t])
 #define _tile_loadd(t, base, stride) em_tile_load(t, base, stride)
-#define _tile_stream_loadd(t, base, stride) em_tile_load(t, base, stride)
 #define _tile_stored(t, base, stride) em_tile_store(t, base, stride)
 #define _tile_dpbf16ps(c, a, b) em_tile_dp(c, a, b)
 #define _tile_dpbssd(c, a, b) em_tile_dp_int8(c, a, b)

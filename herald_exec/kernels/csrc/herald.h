@@ -62,24 +62,14 @@ typedef struct {
     int rows_ahead; /* single rows (of candidates, of what was selected) asked for ahead of use */
     int bulk;     /* a tile is read in one run just before use, so that the hardware prefetches, in place of software */
     int even;     /* few rows: prefetches go on while scores become probabilities, instead of resting there */
-    int trial;    /* switches that are to be measured, then kept or removed: HERALD_TRY_.. */
 } herald_tuning;
-
-enum {
-    HERALD_TRY_WHOLE = 1,   /* fewer than 16 rows on matrix tiles, padded */
-    HERALD_TRY_EDGES = 2,   /* nothing asked for behind what the thread scans; a scan's first rows asked for as it begins */
-    HERALD_TRY_BACK = 4,    /* importance from the last keys to the first: P of the last may still be in a cache */
-    HERALD_TRY_STREAM = 8,  /* K past the first cache where it is loaded once */
-    HERALD_TRY_NEAR_V = 16, /* V's next columns into the first cache during products */
-    HERALD_TRY_SHORT = 32   /* blocks of 128 keys */
-};
 
 /* Attention of `rows` query rows over one chunk. p and p_max keep what importance needs (layout private to the kind);
  * m, l: [rows]; o: [rows][head_dim], not yet divided by l. */
 typedef struct {
     herald_stream stream;
     int64_t num_keys;
-    int begins;        /* no chunk before this one has asked for its first rows */
+    int begins;        /* the first of a unit: no chunk before it has asked for its first rows */
     int64_t follow;    /* keys behind it that the same thread scans next */
     int dtype, head_dim, rows;
     int keep_p;        /* 0: p is one tile, overwritten (draft rows: no importance wanted) */
@@ -131,7 +121,8 @@ int herald_tier_built(int index);
 int herald_tier_usable(int index);     /* built, the CPU has it, the operating system saves its registers */
 const herald_tier *herald_tier_get(int index);
 int herald_is_intel(void);
-int herald_kind_for(const herald_tier *tier, int rows, int dtype, int head_dim, int pv);
+/* The kernel for `queries` a token whose heads come `group` to a KV head. */
+int herald_kind_for(const herald_tier *tier, int queries, int group, int dtype, int head_dim, int pv);
 
 /* topk.c: order-preserving key of a float; NaN is 0 and ranks last, -0 equals +0. */
 static inline uint32_t herald_key(uint32_t bits) {

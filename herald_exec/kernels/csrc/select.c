@@ -20,12 +20,12 @@
  * CPUs differ by a factor of 2. Two units a thread, so that the slowest finds its last whole one done by then. */
 #define TAIL_UNITS 2                      /* per thread, taken in pieces */
 #define TAIL_PIECES 8                     /* of a unit; a piece has a chunk at least */
-#define PIECE 2048                        /* keys of which importance is summed at once */
 #define TAIL_BYTES ((size_t)256 << 20)    /* of p at once: fewer units where that is not enough */
 
 static int64_t tiles_of(int64_t tokens) { return (tokens + HERALD_TILE - 1) / HERALD_TILE; }
-/* Many rows make a chunk's output large (rows x head_dim): longer chunks then, still a matter of the shape alone. */
-static int64_t chunk_tokens(int rows) { return rows < 16 ? 2048 : 8192; }
+/* Many rows make a chunk's output large (rows x head_dim, on matrix tiles 16 rows at least): longer chunks then, still a matter
+ * of shape and tier alone. */
+static int64_t chunk_tokens(int rows, int kind) { return rows < 16 && kind != HERALD_AMX ? 2048 : 8192; }
 
 static size_t lay_out(const job *job, const unit *unit, char *memory, unit_memory *out) {
     size_t at = 0, tiles = (size_t)tiles_of(unit->length), rows = (size_t)job->rows, parts = (size_t)unit->parts;
@@ -204,22 +204,6 @@ static unit *unit_of(const job *job, int64_t task) { /* the unit whose tasks con
     return &job->units[low];
 }
 
-/* In pieces: from the last keys to the first, P of the last is read while a cache may still hold it, and what comes to lie there
- * until the next scan is P of the first, which that writes first. */
-static void importance_of(const job *job, const unit *unit, const unit_memory *memory, const float *m, const float *inverse,
-                          float *importance) {
-    int64_t pieces = (unit->length + PIECE - 1) / PIECE;
-    int back = job->args->tuning.trial & HERALD_TRY_BACK;
-    for (int64_t i = 0; i < pieces; i++) {
-        int64_t first = (back ? pieces - 1 - i : i) * PIECE, tile = first / HERALD_TILE;
-        herald_attend piece = herald_attend_of(job, unit, memory, 0, NULL, NULL);
-        piece.num_keys = unit->length - first < PIECE ? unit->length - first : PIECE;
-        piece.p = memory->p + (size_t)tile * job->p_tile;
-        piece.p_max = memory->p_max + (size_t)tile * job->p_max_tile;
-        job->args->tier->importance[job->kind](&piece, m, inverse, importance + first);
-    }
-}
-
 static void finish(job *job, const unit *unit, const unit_memory *memory, const float *q, char *scratch) {
     const herald_select_args *args = job->args;
     size_t rows = (size_t)job->rows, dim = (size_t)args->kv->head_dim;
@@ -238,7 +222,10 @@ static void finish(job *job, const unit *unit, const unit_memory *memory, const 
     double start = herald_seconds();
     merge(job, unit, memory, single ? unit->chunks : 0, end.m, end.l, end.o);
     for (size_t row = 0; row < rows; row++) inverse[row] = 1.0f / end.l[row];
-    importance_of(job, unit, memory, end.m, inverse, importance);
+    for (int64_t chunk = 0; chunk < unit->chunks; chunk++) {
+        herald_attend attend = herald_attend_of(job, unit, memory, chunk, NULL, NULL);
+        args->tier->importance[job->kind](&attend, end.m, inverse, importance + chunk * job->chunk);
+    }
     if (args->smoothing > 1) smooth(importance, unit->length, args->smoothing, end.importance = smoothed);
     start = herald_add_phase(job, HERALD_IMPORTANCE, start);
     int64_t count = single ? herald_select_with_weights(&end, &start)
@@ -297,7 +284,7 @@ static void run_task(void *context, int64_t task) {
     int64_t to = unit->chunks * (group + 1) / unit->groups, end = to * job->chunk < unit->length ? to * job->chunk : unit->length;
     for (int64_t chunk = from; chunk < to; chunk++) {
         herald_attend attend = herald_attend_of(job, unit, &memory, chunk, scan_q, tier_scratch);
-        attend.begins = chunk == from;
+        attend.begins = chunk == 0;
         attend.follow = end - chunk * job->chunk - attend.num_keys;
         if (args->keys8) args->tier->scan_int8(&attend);
         else args->tier->attend[job->kind](&attend);
@@ -387,11 +374,10 @@ int herald_select(const herald_select_args *given) {
     job.num_units = args.rows * args.kv->num_heads;
     if (job.num_units == 0) return 0;
     job.group = args.num_heads / args.kv->num_heads;
-    int as_rows = args.tuning.trial & HERALD_TRY_WHOLE && !args.keys8 && job.rows < 16 ? 16 : job.rows;
-    job.chunk = chunk_tokens(as_rows);
     job.kind = args.keys8 ? HERALD_FEW
-                          : herald_kind_for(args.tier, as_rows, args.kv->dtype, args.kv->head_dim,
+                          : herald_kind_for(args.tier, args.x, job.group, args.kv->dtype, args.kv->head_dim,
                                             args.paper_like ? HERALD_PV_F32 : args.pv);
+    job.chunk = chunk_tokens(job.rows, job.kind);
     job.p_tile = herald_round_up(args.tier->p_tile_bytes[job.kind](job.rows), 64);
     job.p_max_tile = args.tier->p_max_floats[job.kind](job.rows);
     if (args.threads <= 0) args.threads = herald_default_threads();

@@ -1,10 +1,10 @@
-/* AMX-BF16: scores and outputs of 16 and more query rows on matrix tiles; fewer rows take the AVX-512 kernels.
+/* AMX-BF16: scores and outputs of several queries on matrix tiles; a single one takes the AVX-512 kernels (herald_kind_for).
  *
  *   S^T[16 keys, 16 rows] = K (16 natural rows of 32 d, straight from the pool) . Q^T (tiles made once a chunk)
  *   O [16 rows, 16 d]    += P (16 rows, 32 keys)                              . V (row pairs interleaved in scratch)
  *
  * Scores start at -reference (a tile load with stride 0), so p = 2^score needs no subtraction. The reference of a row is
- * the maximum over its first 32 keys and is raised, with a redo of the block of 256 keys, only when a score exceeds it by
+ * the maximum over its first 32 keys and is raised, with a redo of the block of keys, only when a score exceeds it by
  * more than 2^60. p is cut to bf16; the polynomial is scaled so that cutting is unbiased. P stays in its tile layout for
  * importance. The exponentials of one step run between the tile products of the next.
  */
@@ -26,7 +26,7 @@ static char *herald_amx_start_int8(const herald_attend *args, const int16_t *q, 
                                       float *p, prefetch lines);
 #include "bf16_dot.h"
 
-#define BLOCK 256 /* keys between two passes over the output tiles */
+#define BLOCK 256 /* keys between two passes over the output tiles, at most */
 #define STEP 32   /* keys of one set of score tiles */
 #define SPAN 64   /* keys that meet all queries in turn: K of a span stays in the first cache while Q, which does not, goes by */
 #define TILE_BYTES 1024
@@ -274,9 +274,7 @@ static void herald_amx_int8_tiles(const herald_attend *args, const char *tiles, 
     }
 }
 
-/* ---- 16 and more rows ---- */
-
-/* ---- what is asked for ahead ----
+/* ---- several queries: what is asked for ahead ----
  *
  * K and V a block ahead, in the order in which a page holds them: K's share between the products of scores, V's between
  * interleaving and the products of outputs. Asking after all work in proportion to its cycles, exponentials included, was
@@ -285,7 +283,7 @@ static void herald_amx_int8_tiles(const herald_attend *args, const char *tiles, 
 typedef struct {
     const char *at, *end, *now, *other; /* within a half page (K tile or V tile); where it and the next half page begin */
     int64_t half_bytes, hop;            /* of a half page; from one to the next but one */
-    int64_t left, block;                /* lines that may still be asked for in this block; of a whole block */
+    int64_t left, tile;                 /* lines that may still be asked for in this block; of a tile of keys, 0: none */
     int64_t times;                      /* lines are asked for so many times as fast: the next block is so much longer */
     int product, interleave, output;    /* lines after: a K tile's products, eight vectors of V, an output tile's products */
 } asking;
@@ -305,30 +303,32 @@ INLINE void ask(asking *ahead, int64_t lines) {
     ahead->end = next + ahead->half_bytes;
 }
 
-/* Blocks grow where a scan begins: only the first, of one tile, is not asked for ahead. */
-static int FN(begins_short)(const herald_attend *args) { return args->begins && args->tuning.trial & HERALD_TRY_EDGES; }
-static int FN(block_size)(const herald_attend *args) { return args->tuning.trial & HERALD_TRY_SHORT ? BLOCK / 2 : BLOCK; }
-static int FN(keys_of_block)(const herald_attend *args, int64_t first) {
+/* Measured: half a block is 1.01 to 1.02 times as fast with one group of rows, 0.98 to 1.00 with more. */
+static int64_t FN(block_size)(const herald_attend *args) { return args->rows > 16 ? BLOCK : BLOCK / 2; }
+
+/* Keys of the block that begins at key `first`. Blocks grow where a unit begins: only the first, of one tile, is not asked for
+ * ahead. No matter of which thread works: what a raised reference redoes is a block, and its borders show in the bits. */
+static int64_t FN(keys_of_block)(const herald_attend *args, int64_t first) {
     int64_t most = FN(block_size)(args), left = args->num_keys - first;
-    if (FN(begins_short)(args) && first + HERALD_TILE < most) most = first + HERALD_TILE;
-    return (int)(left < most ? left : most);
+    if (args->begins && first + HERALD_TILE < most) most = first + HERALD_TILE;
+    return left < most ? left : most;
 }
 
 static void FN(plan_asking)(const herald_attend *args, int groups, int blocks, asking *to) {
-    int64_t row_bytes = 64 * (int64_t)blocks, pages = (FN(begins_short)(args) ? HERALD_TILE : FN(block_size)(args)) / HERALD_TILE;
+    int64_t row_bytes = 64 * (int64_t)blocks, pages = args->begins ? 1 : FN(block_size)(args) / HERALD_TILE;
     int64_t hop = args->stream.tile_bytes, step_lines = STEP * row_bytes / 64;
     int wanted = args->tuning.distance && !args->tuning.bulk, pairs = (groups + 1) / 2, columns = args->output ? blocks : 0;
     const char *k = args->stream.k + pages * hop, *v = args->stream.v + pages * hop;
     *to = (asking){.at = k, .end = k + HERALD_TILE * row_bytes, .now = k, .other = args->output ? v : k + hop,
                    .half_bytes = HERALD_TILE * row_bytes, .hop = args->output ? hop : 2 * hop, .times = 1};
     if (!wanted) return;
-    to->block = FN(block_size)(args) / STEP * step_lines * (args->output ? 2 : 1);
+    to->tile = HERALD_TILE / STEP * step_lines * (args->output ? 2 : 1);
     to->product = (int)((step_lines + pairs * blocks * 2 - 1) / (pairs * blocks * 2));
     to->interleave = 4;
     to->output = columns ? (int)((step_lines + 2 * pairs * columns - 1) / (2 * pairs * columns)) : 0;
 }
 
-/* ---- scores ---- */
+/* ---- several queries: scores ---- */
 
 /* Scores of one step that still wait for their exponentials: `groups` x [32 keys][16 rows], done in halves of 16 keys. */
 typedef struct {
@@ -379,7 +379,7 @@ static __attribute__((noinline)) void FN(exponentials)(pending *step, int halves
  * step's exponentials, which run while the matrix unit is busy. `k_soon`: rows that the next step is the first to load, asked
  * into the first cache, or NULL. */
 INLINE void score_tiles(const char *k, int64_t stride, const char *q, int blocks, const float *start, int two,
-                        float *scores, pending *waiting, asking *ahead, const char *k_soon, int once) {
+                        float *scores, pending *waiting, asking *ahead, const char *k_soon) {
     int halves = 2 * waiting->groups;
     MEMORY_BARRIER();
     _tile_loadd(0, start, 0);
@@ -389,13 +389,11 @@ INLINE void score_tiles(const char *k, int64_t stride, const char *q, int blocks
         _tile_loadd(3, start + 16, 0);
     }
     for (int block = 0; block < blocks; block++) {
-        if (once) _tile_stream_loadd(4, k + block * 64, (size_t)stride);
-        else _tile_loadd(4, k + block * 64, (size_t)stride);
+        _tile_loadd(4, k + block * 64, (size_t)stride);
         _tile_loadd(6, q + block * TILE_BYTES, 64);
         _tile_dpbf16ps(0, 4, 6);
         ask(ahead, ahead->product);
-        if (once) _tile_stream_loadd(5, k + 16 * stride + block * 64, (size_t)stride);
-        else _tile_loadd(5, k + 16 * stride + block * 64, (size_t)stride);
+        _tile_loadd(5, k + 16 * stride + block * 64, (size_t)stride);
         _tile_dpbf16ps(1, 5, 6);
         if (two) {
             _tile_loadd(7, q + (blocks + block) * TILE_BYTES, 64);
@@ -426,15 +424,14 @@ typedef struct {
     asking *ahead;
 } state;
 
-/* At a block's begin: as many lines as the next block has. */
-static void FN(allow_asking)(const herald_attend *args, int64_t first, int keys, asking *ahead) {
-    ahead->left = ahead->block;
-    if (!(args->tuning.trial & HERALD_TRY_EDGES) || !ahead->block) return;
+/* At a block's begin: as many lines as the next block has, none behind the last key that this thread scans. */
+static void FN(allow_asking)(const herald_attend *args, int64_t first, int64_t keys, asking *ahead) {
+    if (!ahead->tile) return;
     int64_t most = FN(block_size)(args), end = first + keys, next = FN(keys_of_block)(args, end);
     if (end >= args->num_keys) next = args->follow < most ? args->follow : most;
-    ahead->left = ahead->block * ((next + HERALD_TILE - 1) / HERALD_TILE) / (most / HERALD_TILE);
+    ahead->left = ahead->tile * ((next + HERALD_TILE - 1) / HERALD_TILE);
     ahead->times = next > keys ? (next + keys - 1) / keys : 1;
-    if (first || !FN(begins_short)(args) || !args->output) return;
+    if (first || !args->begins || !args->output) return;
     /* the first tile's V, while its K is waited for */
     ahead->at = ahead->now = args->stream.v;
     ahead->end = ahead->at + ahead->half_bytes;
@@ -463,7 +460,7 @@ static void FN(first_reference)(const state *s, int keys) {
         pending none = {.groups = 0};
         asking nothing = {0};
         score_tiles(k, s->row_bytes, s->q + group * s->blocks * TILE_BYTES, s->blocks, s->start + group * 16, 0,
-                    s->scores, &none, &nothing, NULL, 0);
+                    s->scores, &none, &nothing, NULL);
         vf top = vf_set1(HERALD_SCORE_MIN);
         for (int key = 0; key < keys; key++) top = vf_max(vf_load(s->scores + key * 16), top);
         vf_store(s->reference + group * 16, top);
@@ -473,13 +470,12 @@ static void FN(first_reference)(const state *s, int keys) {
 /* K of the next step where all queries are one pair of groups: then each step loads K that no step before has loaded. More
  * pairs share that wait, and measuring found nothing to gain. */
 static const char *FN(k_soon)(const state *s, int64_t first, int keys, int key) {
-    if (s->groups > 2 || key + STEP >= keys || s->args->tuning.trial & HERALD_TRY_STREAM) return NULL;
+    if (s->groups > 2 || key + STEP >= keys) return NULL;
     return FN(rows_at)(s, s->args->stream.k, first + key + STEP);
 }
 
 static void FN(scores_of_block)(const state *s, int64_t first, int keys, char *p) {
     int buffer = 0;
-    int once = s->groups <= 2 && s->args->tuning.trial & HERALD_TRY_STREAM;
     pending waiting = {.groups = 0, .next_p = s->args->keep_p ? s->groups * TILE_BYTES : 0};
     for (int span = 0; span < keys; span += SPAN)
         for (int group = 0; group < s->groups; group += 2)
@@ -488,8 +484,8 @@ static void FN(scores_of_block)(const state *s, int64_t first, int keys, char *p
                 const char *k = FN(k_step)(s, first + key, some), *q = s->q + group * s->blocks * TILE_BYTES;
                 const char *soon = FN(k_soon)(s, first, keys, key);
                 float *scores = s->scores + buffer * 1024, *start = s->start + group * 16;
-                if (two) score_tiles(k, s->row_bytes, q, s->blocks, start, 1, scores, &waiting, s->ahead, soon, once);
-                else score_tiles(k, s->row_bytes, q, s->blocks, start, 0, scores, &waiting, s->ahead, soon, once);
+                if (two) score_tiles(k, s->row_bytes, q, s->blocks, start, 1, scores, &waiting, s->ahead, soon);
+                else score_tiles(k, s->row_bytes, q, s->blocks, start, 0, scores, &waiting, s->ahead, soon);
                 FN(exponentials)(&waiting, 4);
                 waiting.scores = scores;
                 waiting.groups = 1 + two;
@@ -550,9 +546,8 @@ static void FN(interleave)(const state *s, int64_t first, int keys, int column) 
 }
 static int FN(column_of)(int tile, int i) { return tile / 2 * 32 + i / 4 * 8 + tile % 2 * 4 + i % 4; }
 
-/* Output tiles of 16 or 32 query rows x 32 d over a block that begins at key `first`. */
-INLINE void output_tiles(const state *s, int64_t first, const char *p, int steps, int group, int column, int two) {
-    int soon = s->args->tuning.trial & HERALD_TRY_NEAR_V && group == 0 && column + 1 < s->blocks;
+/* Output tiles of 16 or 32 query rows x 32 d over a block. */
+INLINE void output_tiles(const state *s, const char *p, int steps, int group, int column, int two) {
     float *o = s->o + (group * 2 * s->blocks + 2 * column) * 256, *below = o + 2 * s->blocks * 256;
     _tile_loadd(0, o, 64);
     _tile_loadd(1, o + 256, 64);
@@ -572,11 +567,6 @@ INLINE void output_tiles(const state *s, int64_t first, const char *p, int steps
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
-        if (soon) {
-            const char *v = FN(rows_at)(s, s->args->stream.v, first + step * STEP) + (column + 1) * 64;
-            int64_t stride = s->row_bytes;
-            for (int row = 0; row < STEP; row++, v += stride) __builtin_prefetch(v, 0, 3);
-        }
         ask(s->ahead, s->ahead->output);
     }
     _tile_stored(0, o, 64);
@@ -593,8 +583,8 @@ static void FN(output_of_block)(const state *s, int64_t first, int keys, const c
         FN(interleave)(s, first, keys, column);
         MEMORY_BARRIER();
         for (int group = 0; group < s->groups; group += 2) {
-            if (group + 1 < s->groups) output_tiles(s, first, p, steps, group, column, 1);
-            else output_tiles(s, first, p, steps, group, column, 0);
+            if (group + 1 < s->groups) output_tiles(s, p, steps, group, column, 1);
+            else output_tiles(s, p, steps, group, column, 0);
         }
         MEMORY_BARRIER();
     }
@@ -634,11 +624,11 @@ static void FN(attend_amx)(const herald_attend *args) {
     FN(configure)();
     if (args->num_keys > 0) FN(first_reference)(&s, args->num_keys < STEP ? (int)args->num_keys : STEP);
     else for (size_t lane = 0; lane < lanes; lane++) s.reference[lane] = HERALD_SCORE_MIN;
-    for (int64_t first = 0, keys_here; first < args->num_keys; first += keys_here) {
-        int keys = FN(keys_of_block)(args, first);
+    for (int64_t first = 0, next; first < args->num_keys; first = next) {
+        int keys = (int)FN(keys_of_block)(args, first);
         int64_t tile = first / HERALD_TILE;
         char *p = args->keep_p ? args->p + (size_t)tile * FN(p_tile_amx)(args->rows) : s.p_block;
-        keys_here = keys;
+        next = first + keys;
         FN(allow_asking)(args, first, keys, &ahead);
         for (int key = 0; args->tuning.bulk && key < keys; key += HERALD_TILE)
             read_in_bulk(FN(rows_at)(&s, args->stream.k, first + key),
@@ -670,7 +660,6 @@ static void FN(importance_amx)(const herald_attend *args, const float *m, const 
     int lanes = (int)FN(p_max_amx)(args->rows);
     const __m512i odd = _mm512_set1_epi32((int)0xffff0000u);
     float weight[1024];
-    if (args->tuning.trial & HERALD_TRY_BACK) prefetch_bytes(args->p, P_AHEAD); /* no piece before it asked */
     for (int64_t key = 0; key < args->num_keys; key += STEP, out += STEP) {
         const char *p = args->p + key / STEP * lanes * 64;
         if (key % HERALD_TILE == 0)
