@@ -22,6 +22,7 @@ def timeline(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
     stages = [name for name in STAGE_COLORS if name in set(frame["stage"])]
     stages += sorted(set(frame["stage"]) - set(stages))
     end = float(frame["end_ms"].max())
+    height = max(26 * len(streams), _LEAST_HEIGHT)
     colors = scale(STAGE_COLORS, stages)
     x = alt.X("start_ms:Q", title="time since the block began (ms)", scale=alt.Scale(domain=[0, end]))
     y = alt.Y("stream:N", sort=streams, title=None)
@@ -47,12 +48,12 @@ def timeline(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
     steps = (
         alt.Chart()
         .transform_filter(f"datum.stream == 'main' && datum.duration_ms > {end / _NARROW:.6g}")
-        .mark_tick(color="white", thickness=1.5, height=20)
+        .mark_tick(color="white", thickness=1.5, height=0.78 * height / len(streams))
         .encode(x=x, y=y)
     )
     spans = (
         alt.layer(bars, steps, data=frame)
-        .properties(width=WIDTH, height=max(26 * len(streams), _LEAST_HEIGHT))
+        .properties(width=WIDTH, height=height)
         .facet(
             row=alt.Row(
                 "source:N",
