@@ -1,20 +1,30 @@
 """How many times as long gathers and copies take while a selection runs, by their bytes.
 
-Workers of a gather share the cores with those of the scan and wait for their turns; a turn is as long for a small
-gather as for a large one, so the factor falls with the bytes. What the device moves by itself is timed on its clock.
-What a scan loses in turn is in :mod:`calibration.parts.contention`.
+Workers of a gather share the cores with those of the scan and wait for their turns, so it matters when it begins. As in
+a run that is where its layer's selection ends, and the next layer's begins when the device has gone from one to the
+other. Beside scans that never rest gathers took 1.7 to 4 times their time alone, by the moment, and by such factors
+those of runs were predicted to take 1.1 to 1.75 times what they did. Beside scans and alone they read what a scan has
+just read, so that caches hold as much of it.
+
+What the device moves by itself is timed on its clock, beside scans that run all the time. What a scan loses in turn is
+in :mod:`calibration.parts.contention`.
 """
 
+import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import torch
 
-from calibration.bench import Bench, Beside, Part, Value, row_of, widest
+from calibration.bench import Bench, Beside, Part, Value, pinned, row_of, widest
 from calibration.other_gathers import SELECTED, selected_rows
 from calibration.timing import Timing, Work
 from herald_exec import kernels
+
+_BETWEEN_S = 0.0008
+"""From the end of a layer's selection to the begin of the next one's: 0.6 to 1.2 ms in runs of 13 to 80 requests."""
 
 
 def batches(rows: int) -> tuple[int, ...]:
@@ -35,10 +45,11 @@ def measure(bench: Bench, part: Part, pool: kernels.PagedKV, rows: int, context:
     with row_fetch.page_locked(pool):
         for count in batches(rows):
             selecting = _selection(bench, pool, count, context)
-            on_host, on_device, sizes = _moves(bench, pool, count, context)
-            alone = {**bench.time_host(on_host), **bench.time(on_device)}
+            gather, on_device, sizes = _moves(bench, pool, count, context)
+            alone = {"gather": behind(bench, gather, selecting, beside=False), **bench.time(on_device)}
             with Beside(bench.retrieval_cores, selecting):
-                beside = {**bench.time_host(on_host), **bench.time(on_device)}
+                beside = bench.time(on_device)
+            beside["gather"] = behind(bench, gather, selecting, beside=True)
             for kind, timing in beside.items():
                 factor = max(1.0, timing.seconds / alone[kind].seconds)
                 factors.setdefault(kind, {})[sizes[kind]] = factor
@@ -48,11 +59,35 @@ def measure(bench: Bench, part: Part, pool: kernels.PagedKV, rows: int, context:
     part.values += values(factors, widest(timings))
 
 
+def behind(bench: Bench, gather: Work, selecting: Work, *, beside: bool) -> Timing:
+    """Gathers that each begin where a selection ends: alone, or ``beside`` the next selection."""
+    samples: list[float] = []
+    cores, plan = bench.retrieval_cores, bench.plan
+
+    def timed() -> float:
+        with pinned(cores):
+            begun = time.perf_counter()
+            gather()
+            return time.perf_counter() - begun
+
+    with pinned(cores), torch.inference_mode(), ThreadPoolExecutor(1) as other:
+        selecting()
+        for _ in range(plan.warmup + plan.repeats):
+            gathering = other.submit(timed)
+            if not beside:
+                gathering.result()
+            time.sleep(_BETWEEN_S)
+            selecting()
+            samples.append(gathering.result())
+    return Timing("gather", tuple(samples[plan.warmup :]), plan.warmup)
+
+
 def values(factors: Mapping[str, Mapping[float, float]], spread: float) -> list[Value]:
     """The engine's numbers: kind -> (bytes -> times as long)."""
-    note = "beside selections of as many requests, which run all the time"
     found = []
     for kind, by_bytes in factors.items():
+        when = "each from one's end to the next" if kind == "gather" else "which run all the time"
+        note = f"beside selections of as many requests, {when}"
         at = tuple(sorted(by_bytes))
         y = tuple(by_bytes[x] for x in at)
         found.append(Value(f"engine.{kind}_beside_scan", "x", y, at, "B", spread, note))
@@ -67,8 +102,8 @@ def _selection(bench: Bench, pool: kernels.PagedKV, rows: int, context: int) -> 
 
 def _moves(
     bench: Bench, pool: kernels.PagedKV, rows: int, context: int
-) -> tuple[dict[str, Work], dict[str, Work], dict[str, float]]:
-    """What the host does, what the device does, and the bytes by which the description prices each."""
+) -> tuple[Work, dict[str, Work], dict[str, float]]:
+    """The host's gather, what the device does, and the bytes by which the description prices each."""
     from calibration.gpu import row_fetch
 
     found = selected_rows(bench, pool, rows, context)
@@ -87,7 +122,7 @@ def _moves(
 
     size = found.num_bytes
     on_device = {"copy": copy, "row_fetch": row_fetch.case(bench, found)}
-    return {"gather": gather}, on_device, {"gather": 2 * size, "copy": size, "row_fetch": size}
+    return gather, on_device, {"gather": 2 * size, "copy": size, "row_fetch": size}
 
 
 def appends(alone: Mapping[float, Timing], beside: Sequence[tuple[float, Timing]]) -> Value:
