@@ -7,7 +7,7 @@
     avx2      8 floats    dot products               lanes are query rows
     avx512    16 floats   dot products               lanes are query rows
     avx512bf16            the same, bf16 dot products where they are faster (Zen 4; on Intel they are slower)
-    amx                   avx512's                   16 x 16 matrix tiles, bf16 P
+    amx                   avx512's                   16 x 16 matrix tiles, bf16 P (x >= 2, 8 rows)
 
 One C file per instruction set behind one table (``csrc/``), chosen at run time (:mod:`.dispatch`); the
 definition is :mod:`.reference` in float64. All calls release the GIL and share one pool of threads, so a selection

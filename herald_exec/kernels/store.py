@@ -5,7 +5,7 @@ the pages of one (layer, slot, head) follow each other. Why (``x`` = queries per
 
 - One sequential stream for attention: tile-interleaved pages are 2-7% faster than separate K and V arrays at x = 1.
 - Rows stay contiguous, so the gather reads 2 x d elements per token and not a strided half of twice as many.
-- V interleaved in pairs of rows would spare the matrix-tile kernel (x >= 4) its in-register interleave, 2-7% of its
+- V interleaved in pairs of rows would spare the matrix-tile kernel (x >= 2) its in-register interleave, 2-7% of its
   time at x = 32 on Emerald Rapids. It brings nothing to the vector kernel at x = 1, which is what HERALD runs, and
   makes every gathered V row cost two rows of DRAM traffic.
 - Transposed K would make a gathered row touch d cache lines; it is never used.
