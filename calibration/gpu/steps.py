@@ -53,8 +53,13 @@ def batches(bench: Bench) -> tuple[int, ...]:
 
 
 def context(bench: Bench) -> int:
-    """Prefix of the runs: tokens route about as alike as at 32K; attention, which is taken off, is a part of a step."""
-    return 4096 if bench.on_cuda else 2 * bench.block_length
+    """Prefix of the runs: tokens route about as alike as at 32K; attention, which is taken off, is a part of a step.
+
+    A dense model has nothing to route, and KV of 160 requests that may not fit the device at that length.
+    """
+    if not bench.on_cuda:
+        return 2 * bench.block_length
+    return 1024 if bench.shape.moe is None else 4096
 
 
 def short_steps(bench: Bench) -> list[Step]:

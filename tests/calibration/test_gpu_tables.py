@@ -1,15 +1,17 @@
 """What the parts of a GPU read off tables of one another: no device needed."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from calibration.bench import Bench, Part
-from calibration.gpu import top_k
+from calibration.gpu import steps, top_k
 from calibration.gpu.steps import Step, first_share, interpolated, routed
 from calibration.timing import Plan, Timing
 from herald_exec.models import tiny
+from herald_pipeline import catalogue
 from herald_pipeline.hardware import Engine, specs
 from herald_pipeline.model import KVDtype, MoeShape
 
@@ -61,3 +63,11 @@ def test_selecting_on_the_device_is_a_share_of_the_read_rate_over_the_bytes_of_a
     assert value.x[0] == 2 * 64 * shape.num_kv_heads * 4
     assert value.y[0] == pytest.approx(value.x[0] / first["seconds"] / 10e9)
     assert value.unit == specs(Engine)["top_k_efficiency"].unit
+
+
+@pytest.mark.parametrize("model", ["llada2-mini", "sdar-8b"])
+def test_the_kv_of_the_runs_that_time_steps_fits_a_device_of_80_gb_beside_the_weights(model):
+    shape = catalogue.get(model)
+    bench = SimpleNamespace(on_cuda=True, block_length=32, shape=shape)
+    entries = max(steps.batches(bench)) * (steps.context(bench) + 5 * bench.block_length)
+    assert entries * shape.kv_bytes_per_token("bf16") < 40e9
