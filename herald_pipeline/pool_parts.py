@@ -150,10 +150,8 @@ class PoolParts:
 
     def hidden(self) -> Pool:
         """What the last layer of a step 0 on a stream of its own leaves for the main stream's LM head."""
-        each = (
-            4.0 if self.settings.kv_dtype is KVDtype.FP32 else 2.0
-        )  # what models compute in, whatever KV is stored as
-        size = self.model.hidden_size * each
+        # In what the model computes in, whatever KV is stored as.
+        size = self.model.hidden_size * (4.0 if self.settings.kv_dtype is KVDtype.FP32 else 2.0)
         return Pool(
             "hidden",
             Home.HBM,
