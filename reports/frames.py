@@ -91,17 +91,19 @@ def timeline(paths: Iterable[Path], first_block: int = 1) -> pd.DataFrame:
 
 
 def block_spans(runs: Mapping[str, Trace], block: int) -> pd.DataFrame:
-    """Spans of one block of one run or several, in milliseconds since that block began on ``main``.
+    """Spans of one block of one run or several, in milliseconds since that block began.
 
-    A selection pass that serves the next block lies beside the block in which it runs, so spans are chosen by time.
-    ``source`` is the run's name in ``runs``.
+    It begins where ``main`` has ended what came before, for a step 0 may stand on another stream. A selection pass that
+    serves the next block lies beside the block in which it runs, so spans are chosen by time. ``source`` is the run's name in ``runs``.
     """
     frames = []
     for name, found in runs.items():
         main = [span for span in found.spans if span.stream == "main" and span.block == block]
         if not main:
             raise ConfigError(f"{name} holds no block {block}; run more blocks, or ask for an earlier one")
-        start, end = min(s.start_ns for s in main), max(s.end_ns for s in main)
+        first, end = min(s.start_ns for s in main), max(s.end_ns for s in main)
+        before = [s.end_ns for s in found.spans if s.stream == "main" and s.end_ns <= first]
+        start = max(before, default=first)
         rows = [
             {
                 "source": name,

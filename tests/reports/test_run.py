@@ -175,3 +175,12 @@ def test_an_option_that_the_page_does_not_read_is_refused(command, arguments, sa
     code, err = command(*arguments)
     assert code == 2
     assert said in err
+
+
+def test_a_step_0_on_another_stream_is_part_of_its_block():
+    step_0 = span(9, "select", "retrieval", 1, 20, 23)
+    later = [span(2, "denoise", "main", 1, 24, 30)]
+    run = Trace("measured", {}, [span(1, "denoise", "main", 0, 10, 20), step_0, *later])
+    found = frames.block_spans({"a": run}, 1).set_index("stage")
+    assert tuple(found.loc["select", ["start_ms", "end_ms"]]) == (0.0, 3.0)
+    assert tuple(found.loc["denoise", ["start_ms", "end_ms"]]) == (4.0, 10.0)
