@@ -94,7 +94,8 @@ def block_spans(runs: Mapping[str, Trace], block: int) -> pd.DataFrame:
     """Spans of one block of one run or several, in milliseconds since that block began.
 
     It begins where ``main`` has ended what came before, for a step 0 may stand on another stream. A selection pass that
-    serves the next block lies beside the block in which it runs, so spans are chosen by time. ``source`` is the run's name in ``runs``.
+    serves the next block lies beside the block in which it runs, so spans are chosen by time.
+    ``source`` is the run's name in ``runs``.
     """
     frames = []
     for name, found in runs.items():

@@ -24,7 +24,8 @@ def timeline(frame: pd.DataFrame, title: str, subtitle: str) -> Any:
     end = float(frame["end_ms"].max())
     height = max(26 * len(streams), _LEAST_HEIGHT)
     colors = scale(STAGE_COLORS, stages)
-    x = alt.X("start_ms:Q", title="time since the block began (ms)", scale=alt.Scale(domain=[0, end]))
+    apart = alt.Axis(labelOverlap="greedy", labelSeparation=6)
+    x = alt.X("start_ms:Q", title="time since the block began (ms)", scale=alt.Scale(domain=[0, end]), axis=apart)
     y = alt.Y("stream:N", sort=streams, title=None)
     # A stroke in the stage's own colour: launches shorter than a pixel stay visible.
     bars = (
