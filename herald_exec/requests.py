@@ -10,8 +10,8 @@ from herald_pipeline.errors import ConfigError, check_number
 from herald_pipeline.model import ModelShape
 from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.scheduling.admission import Request
+from herald_pipeline.scheduling.launches import Launch
 from herald_pipeline.scheduling.lengths import check_length
-from herald_pipeline.scheduling.program import Launch
 from herald_pipeline.stages import Mode
 from herald_pipeline.workload import RequestSpec
 

@@ -14,7 +14,8 @@ from herald_exec.session import Action, Session, Task, bind
 from herald_exec.streams import Completion, Streams
 from herald_pipeline.errors import HeraldError, RunError
 from herald_pipeline.result import Recorder
-from herald_pipeline.scheduling.program import BatchPolicy, Feedback, Idle, Launch, Program
+from herald_pipeline.scheduling.launches import Feedback, Idle, Launch
+from herald_pipeline.scheduling.program import BatchPolicy, Program
 from herald_pipeline.stages import RowGroup
 from herald_pipeline.units import NS_PER_S
 

@@ -14,7 +14,7 @@ from herald_exec.windows import window_mask
 from herald_pipeline.errors import PipelineError, RunError, did_you_mean
 from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.pools import Buffer, Region
-from herald_pipeline.scheduling.program import Launch
+from herald_pipeline.scheduling.launches import Launch
 from herald_pipeline.stages import OpKind, Stage
 
 

@@ -13,7 +13,8 @@ from herald_pipeline.parts import Parts
 from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.pools import Access, Buffer, Pool, Region
 from herald_pipeline.scheduling.admission import Request
-from herald_pipeline.scheduling.program import BatchPolicy, Feedback, Idle, Launch, Program
+from herald_pipeline.scheduling.launches import Feedback, Idle, Launch
+from herald_pipeline.scheduling.program import BatchPolicy, Program
 from herald_pipeline.stages import Edge, Template
 
 Cell = tuple[str, int, str, int, int]

@@ -3,7 +3,7 @@
 from herald_pipeline.errors import RunError
 from herald_pipeline.hardware import Profile, known
 from herald_pipeline.scheduling.admission import Admission
-from herald_pipeline.scheduling.program import Launch
+from herald_pipeline.scheduling.launches import Launch
 from herald_sim.phases import Cost
 
 _ROUNDING = 1e-6

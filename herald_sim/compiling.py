@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 MODULES = (
+    "herald_pipeline/scheduling/launches.py",
     "herald_pipeline/scheduling/program.py",
     "herald_pipeline/scheduling/rows.py",
     "herald_pipeline/scheduling/wiring.py",

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from herald_pipeline.result import Recorder
-from herald_pipeline.scheduling.program import BatchPolicy, Feedback, Idle, Issue, Launch, Program
+from herald_pipeline.scheduling.launches import Feedback, Idle, Issue, Launch
+from herald_pipeline.scheduling.program import BatchPolicy, Program
 from herald_pipeline.scheduling.rows import Taken
 from herald_pipeline.scheduling.wiring import Plan
 from herald_pipeline.stages import LaunchShape, RowGroup, Rows, Stage

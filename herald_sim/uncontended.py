@@ -11,7 +11,8 @@ from typing import NamedTuple, cast
 from herald_pipeline.hardware import Profile
 from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.result import warm_up_blocks
-from herald_pipeline.scheduling.program import BatchPolicy, Feedback, Idle, Launch, Program
+from herald_pipeline.scheduling.launches import Feedback, Idle, Launch
+from herald_pipeline.scheduling.program import BatchPolicy, Program
 from herald_pipeline.stages import Stage, Work
 from herald_pipeline.steps import FixedSteps
 from herald_pipeline.units import NS_PER_S

@@ -6,17 +6,16 @@ batch policy means is in here, so simulated and real runs cannot differ in it.
 """
 
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from enum import StrEnum
 from itertools import starmap
-from typing import NamedTuple
 
 from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.scheduling.admission import Admission, Request
+from herald_pipeline.scheduling.launches import Feedback, Idle, Issue, Launch
 from herald_pipeline.scheduling.rows import Cohort, Row, Taken, begin_block
-from herald_pipeline.scheduling.wiring import Plan, Wiring
-from herald_pipeline.stages import Edge, LaunchShape, RowGroup, Rows, Section, Stage, launch_shape
+from herald_pipeline.scheduling.wiring import Wiring
+from herald_pipeline.stages import Edge, Rows, Section, Stage, launch_shape
 
 
 class BatchPolicy(StrEnum):
@@ -39,86 +38,6 @@ class BatchPolicy(StrEnum):
     def rows_together(self, slots: int) -> int:
         """Most rows of a forward, and of a retrieval pass, where ``slots`` are decoded."""
         return -(-slots // self.parts)
-
-
-@dataclass(slots=True, eq=False)
-class Launch:
-    """One instance of a stage. ``id`` counts from 0 in the order of issue; ``after`` are ids on other streams."""
-
-    id: int
-    stage: Stage
-    layer: int | None
-    groups: tuple[RowGroup, ...]
-    shape: LaunchShape
-    after: tuple[int, ...]
-    block: int
-    step: int
-
-
-@dataclass(slots=True, eq=False)
-class Issue:
-    """A section's launches, issued together: launch ``first + p`` is what stands at position p of ``plan``.
-
-    Attributes
-    ----------
-    plan
-        The launches in order, with what they wait for within the section.
-    first
-        Number of the first launch.
-    taken
-        Row groups and shape of the launches, by which rows their stages take.
-    outside
-        Position -> numbers of the launches of earlier sections that it waits for, besides its stream's.
-    block, step
-        Where the rows stand; of several cohorts, the first one.
-    """
-
-    plan: Plan
-    first: int
-    taken: Mapping[Rows, Taken]
-    outside: Mapping[int, set[int]]
-    block: int
-    step: int
-
-    def launch(self, position: int) -> Launch:
-        """The launch at ``position``."""
-        stage, layer, near, _, _ = self.plan.launches[position]
-        first = self.first
-        after = tuple([first + earlier for earlier in near])
-        others = self.outside.get(position)
-        if others:
-            after = tuple(sorted(others.union(after)))
-        groups, shape = self.taken[stage.rows]
-        return Launch(first + position, stage, layer, groups, shape, after, self.block, self.step)
-
-    def launches(self) -> Iterator[Launch]:
-        """All of them, in order."""
-        return map(self.launch, range(len(self.plan.launches)))
-
-
-@dataclass(frozen=True, slots=True)
-class Idle:
-    """Nothing can run before the next request arrives."""
-
-    until_ns: int
-
-
-class Feedback(NamedTuple):
-    """What a deciding launch found.
-
-    Attributes
-    ----------
-    masked
-        Slots that still hold masked positions; ``True``: all that were denoised, ``False``: none.
-    stopped
-        Slots whose answer ends with this block (EOS), asked when their block completes.
-    now_ns
-        The clock, for arrivals.
-    """
-
-    masked: frozenset[int] | bool = False
-    stopped: frozenset[int] = frozenset()
-    now_ns: int = 0
 
 
 Issued = Generator[Issue | Idle, Feedback | None, Feedback | None]

@@ -10,7 +10,8 @@ from herald_pipeline import methods
 from herald_pipeline.model import ModelShape
 from herald_pipeline.pipeline import Pipeline, build
 from herald_pipeline.scheduling.admission import Request
-from herald_pipeline.scheduling.program import BatchPolicy, Feedback, Idle, Launch, Program
+from herald_pipeline.scheduling.launches import Feedback, Idle, Launch
+from herald_pipeline.scheduling.program import BatchPolicy, Program
 from herald_pipeline.stages import Mode
 
 SMALL = ModelShape("small", "sdar", 6, 64, 4, 2, 16, 128, 100)

@@ -6,7 +6,8 @@ import pytest
 
 from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.result import Recorder
-from herald_pipeline.scheduling.program import BatchPolicy, Launch
+from herald_pipeline.scheduling.launches import Launch
+from herald_pipeline.scheduling.program import BatchPolicy
 from herald_pipeline.stages import Mode, RowGroup, launch_shape
 
 

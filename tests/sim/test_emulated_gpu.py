@@ -41,7 +41,8 @@ def cost_of(profile, stage_name, method="herald"):
     pipeline = build(catalogue.get("llada2-mini"), method)
     costs = CostModel(pipeline, profile)
     workload = Workload.uniform(4096, 4, gen_tokens=128, steps=4)
-    from herald_pipeline.scheduling.program import Feedback, Program
+    from herald_pipeline.scheduling.launches import Feedback
+    from herald_pipeline.scheduling.program import Program
 
     launches = Program(pipeline, workload.blocked(), slots=4).launches()
     feedback = None
