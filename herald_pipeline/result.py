@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from herald_pipeline.demand import demand
-from herald_pipeline.scheduling.program import BatchPolicy, Launch
+from herald_pipeline.scheduling.launches import Launch
+from herald_pipeline.scheduling.program import BatchPolicy
 from herald_pipeline.stages import Stage
 from herald_pipeline.trace import Span, Trace
 from herald_pipeline.units import NS_PER_S
@@ -74,8 +75,9 @@ class Result:
     """Figures of one run. Times are seconds; rates are of the decode window, which follows the warm-up blocks.
 
     ``block_time_s`` leaves out ``idle_s``, in which no request was there; the throughput counts it.
-    ``status`` is ``STABLE``, ``BOUND BY x`` or ``EXTRAPOLATED``; ``interval`` is a 95% interval of the throughput where
-    one is known. ``provenance`` names where every number that went in came from.
+    ``status`` is ``STABLE``, ``BOUND BY x`` or ``EXTRAPOLATED``, which says that the throughput rests on prices from
+    outside what was measured; ``interval`` is a 95% interval of it where one is known. ``provenance`` names where every
+    number that went in came from.
     """
 
     source: str
@@ -148,6 +150,8 @@ class Recorder:
         self._pass_start_ns = self._pass_end_ns = self._closed_end_ns = 0
         self._prefill_ns = 0
         self._prefill_tokens = 0
+        self.prefills_between_blocks = False
+        """Whether prompts were prefilled after the first block: the throughput then holds their time."""
 
     def record(
         self,
@@ -232,6 +236,7 @@ class Recorder:
             if self._blocks and start_ns > self.makespan_ns:
                 self._sums.idle_ns += start_ns - self.makespan_ns
             self._prefill_ns += end_ns - start_ns
+            self.prefills_between_blocks = self.prefills_between_blocks or self._blocks > 0
             if launch.layer == 0:
                 self._prefill_tokens += launch.shape.prefix_tokens
 

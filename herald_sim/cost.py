@@ -94,6 +94,7 @@ class CostModel(Flows):
     # Phases ----------------------------------------------------------------------------------------------------------
 
     def _phases(self, stage: Stage, work: Work) -> tuple[Phase, ...]:
+        self._price(stage)
         small = stage.stream in self._small and stage.name not in self._in_line
         phases: list[Phase] = []
         segments: list[tuple[float, int]] = []

@@ -20,7 +20,8 @@ from herald_pipeline.hardware import Curve, Profile, Quantity, known
 from herald_pipeline.pipeline import Pipeline
 from herald_pipeline.result import FORWARD_STAGES, warm_up_blocks
 from herald_pipeline.scheduling.admission import Request
-from herald_pipeline.scheduling.program import Launch, Program
+from herald_pipeline.scheduling.launches import Launch
+from herald_pipeline.scheduling.program import Program
 from herald_pipeline.stages import LaunchShape, RowGroup, Stage, Template, launch_shape
 from herald_pipeline.steps import FixedSteps
 from herald_pipeline.units import NS_PER_S
@@ -44,6 +45,8 @@ class FastResult(NamedTuple):
     main_time_s: float
     stall_s: float
     delivered_tokens: int
+    extrapolated: frozenset[str] = frozenset()
+    """Curves of the profile that were left in blocks, as :attr:`~herald_sim.op_times.OpTimes.extrapolated`."""
 
 
 class _VectorCosts(CostModel):
@@ -82,8 +85,7 @@ class _VectorCosts(CostModel):
     def _read(self, name: str, quantity: Quantity | None, x: Any) -> Any:
         curve = known(quantity)
         if isinstance(curve, Curve) and isinstance(x, np.ndarray):
-            if x.min() < curve.x[0] or x.max() > curve.x[-1]:
-                self.extrapolated.add(name)
+            self._note(name, curve, float(x.min()), float(x.max()))
             return np.interp(np.log(np.maximum(x, curve.x[0])), np.log(curve.x), curve.y)
         return super()._read(name, quantity, x)
 
@@ -145,7 +147,8 @@ def evaluate(pipeline: Pipeline, profile: Profile, workload: Workload) -> FastRe
     window = ((structure.middle, middle[:, skipped:]), (structure.last, last))
     forwards = [_busy(plan, times, forwards=True) for plan, times in window]
     main = [_busy(plan, times) for plan, times in window]
-    return _figures(workload, ends, sum(main), sum(forwards), _busy(structure.prefill, prefill))
+    found = _figures(workload, ends, sum(main), sum(forwards), _busy(structure.prefill, prefill))
+    return found._replace(extrapolated=prices.extrapolated)
 
 
 def _merged(plan: _Plan, times: Array, needed: Set[int]) -> tuple[_Waits, Array]:
@@ -230,6 +233,11 @@ class _Prices:
         self._selected = rows * reads
         self._tail = rows * self._length * (np.arange(blocks) > 0) * bool(self._lookahead)
         self._known: dict[tuple[object, ...], Array] = {}
+
+    @property
+    def extrapolated(self) -> frozenset[str]:
+        """Curves that prices of blocks left."""
+        return self._costs.extrapolated
 
     def block(self, plan: _Plan, at: NDArray[np.int_]) -> Array:
         """Times in nanoseconds, one row a launch of ``plan`` and one column a block of ``at``."""

@@ -8,9 +8,9 @@ Fig. 8).
 import math
 from dataclasses import dataclass, field
 
-from herald_pipeline.hardware import Profile, Quantity, known
+from herald_pipeline.hardware import Curve, Profile, Quantity, known
 from herald_pipeline.pipeline import Pipeline
-from herald_pipeline.stages import SELECTIONS, Layout, Op, OpKind
+from herald_pipeline.stages import SELECTIONS, Layout, Op, OpKind, Stage
 
 # 1 TFLOP/s is 1000 FLOP/ns; 1 GB/s is 1 byte/ns.
 _FLOP_NS_PER_TFLOP_S = 1000.0
@@ -28,19 +28,36 @@ _SELECT_EFFICIENCY = {
 }
 ROW_BY_ROW = (Layout.SCATTERED, Layout.ROWS)
 _MAX_OPS = 4096
+MARGIN = 1.02
+"""How far past the ends of a measured curve a reading still counts as measured: a run at the last point that was
+measured reads a little more, because its context grows with the answer."""
 _MATRICES = frozenset({OpKind.QKV, OpKind.OUTPUT, OpKind.FFN, OpKind.HEAD})
+
+
+@dataclass(slots=True)
+class _Part:
+    """A run's prefill, or its blocks: the curves that its prices left, and the prices that are remembered for it.
+
+    Each part remembers its own, so that what it left does not depend on which part asked first.
+    """
+
+    outside: set[str] = field(default_factory=set)
+    # By identity: the description hands out the same op for the same tokens.
+    op_ns: dict[int, tuple[Op, float]] = field(default_factory=dict)
+    padded: dict[int, tuple[Op, Op]] = field(default_factory=dict)
+    gemm_shares: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass
 class OpTimes:
     """Times alone of ops, for one pipeline on one profile.
 
-    ``extrapolated`` collects the profile's curves that were read outside what was measured.
+    It notes which of the profile's curves were read outside what was measured (by more than :data:`MARGIN`), for
+    prefill and for blocks apart.
     """
 
     pipeline: Pipeline
     profile: Profile
-    extrapolated: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         machine, engine = self.profile.machine, self.profile.engine
@@ -55,11 +72,24 @@ class OpTimes:
         resources = {stage.resource for stage in self.pipeline.template.stages()}
         self._load = self._load_name() if resources <= {"gpu", "d2h"} else ""
         self._per_token = moe.experts_per_token if moe else 1
-        # By identity: the description hands out the same op for the same tokens.
-        self._op_ns: dict[int, tuple[Op, float]] = {}
-        self._padded: dict[int, tuple[Op, Op]] = {}
         self._lanes = engine.lane_padding
-        self._gemm_shares: dict[int, float] = {}
+        self._blocks, self._prefill = _Part(), _Part()
+        self._part = self._blocks
+        self._prefill_stages = {stage.name for section in self.pipeline.template.prefill for stage in section.stages}
+
+    @property
+    def extrapolated(self) -> frozenset[str]:
+        """Curves of the profile that prices of blocks were read from outside what was measured."""
+        return frozenset(self._blocks.outside)
+
+    @property
+    def prefill_extrapolated(self) -> frozenset[str]:
+        """As :attr:`extrapolated`, of prefill's prices."""
+        return frozenset(self._prefill.outside)
+
+    def _price(self, stage: Stage) -> None:
+        """What is read from now on is a price of ``stage``."""
+        self._part = self._prefill if stage.name in self._prefill_stages else self._blocks
 
     # Host memory and the link ----------------------------------------------------------------------------------------
 
@@ -136,25 +166,27 @@ class OpTimes:
         return next(stated, "")
 
     def _gpu_ns(self, op: Op) -> float:
-        known = self._op_ns.get(id(op))
+        remembered = self._part.op_ns
+        known = remembered.get(id(op))
         if known is not None and known[0] is op:
             return known[1]
-        if len(self._op_ns) >= _MAX_OPS:
-            self._op_ns.clear()
+        if len(remembered) >= _MAX_OPS:
+            remembered.clear()
         time = self._op_time(op)
         # Experts are timed in steps that follow one another (calibration.gpu.steps): that load is in their rate.
         if self._load and op.kind is not OpKind.EXPERTS:
             time /= self._read(self._load, getattr(self._engine, self._load), op.tokens)
-        self._op_ns[id(op)] = (op, time)
+        remembered[id(op)] = (op, time)
         return time
 
     def _lanes_ns(self, op: Op) -> float:
         """Time of an op of a step, whose blocks the engine pads to a number of lanes that it has a graph for."""
-        known = self._padded.get(id(op))
+        padded = self._part.padded
+        known = padded.get(id(op))
         if known is None or known[0] is not op:
-            if len(self._padded) >= _MAX_OPS:
-                self._padded.clear()
-            known = self._padded[id(op)] = (op, self._of_all_lanes(op))
+            if len(padded) >= _MAX_OPS:
+                padded.clear()
+            known = padded[id(op)] = (op, self._of_all_lanes(op))
         return self._gpu_ns(known[1])
 
     def _of_all_lanes(self, op: Op) -> Op:
@@ -204,12 +236,13 @@ class OpTimes:
 
     def _gemm_share(self, tokens: int) -> float:
         """Share of the peak that products of ``tokens`` rows reach; attention asks for the same one in every block."""
-        share = self._gemm_shares.get(tokens)
+        shares = self._part.gemm_shares
+        share = shares.get(tokens)
         if share is None:
-            if len(self._gemm_shares) >= _MAX_OPS:
-                self._gemm_shares.clear()
+            if len(shares) >= _MAX_OPS:
+                shares.clear()
             share = self._read("gemm_efficiency", self._engine.gemm_efficiency, tokens)
-            self._gemm_shares[tokens] = share
+            shares[tokens] = share
         return share
 
     def _experts_ns(self, op: Op) -> float:
@@ -228,10 +261,16 @@ class OpTimes:
         return self._experts * float(1 - (1 - self._per_token / self._experts) ** independent)
 
     def _read(self, name: str, quantity: Quantity | None, x: float) -> float:
-        reading = known(quantity).at(x)
-        if reading.extrapolated:
-            self.extrapolated.add(name)
+        curve = known(quantity)
+        reading = curve.at(x)
+        if reading.extrapolated and isinstance(curve, Curve):
+            self._note(name, curve, x, x)
         return reading.value
+
+    def _note(self, name: str, curve: Curve, least: float, most: float) -> None:
+        """Note that ``curve`` was read between ``least`` and ``most``, if that is outside what was measured."""
+        if least * MARGIN < curve.x[0] or most > curve.x[-1] * MARGIN:
+            self._part.outside.add(name)
 
 
 def optional(quantity: Quantity | None) -> float:

@@ -1,6 +1,6 @@
 """The public entry: one pipeline on one profile under one workload -> :class:`~herald_pipeline.result.Result`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -141,10 +141,17 @@ def conclude(
         rejected=admission.rejected,
         **facts(pipeline, profile, workload, memory, admission.fullest),
     )
-    extra = {**result.extra, "mode": mode}
-    if run.costs.extrapolated:
-        extra["extrapolated"] = sorted(run.costs.extrapolated)
-    return replace(result, extra=extra, **status(result, run.costs, workload))
+    outside, prefill_outside = run.costs.extrapolated, run.costs.prefill_extrapolated
+    if run.recorder.prefills_between_blocks:
+        outside |= prefill_outside
+    extra = {**result.extra, "mode": mode, **_outside(outside, prefill_outside)}
+    return replace(result, extra=extra, **status(result, pipeline, workload, extrapolated=bool(outside)))
+
+
+def _outside(blocks: Set[str], prefill: Set[str]) -> dict[str, list[str]]:
+    """Curves that were left, as a result lists them: by prices that the throughput rests on, and by prefill's."""
+    named = {"extrapolated": blocks, "prefill_extrapolated": prefill}
+    return {name: sorted(curves) for name, curves in named.items() if curves}
 
 
 _WAITS = 0.05
@@ -166,6 +173,14 @@ def _fast_result(pipeline: Pipeline, profile: Profile, workload: Workload, memor
     error = both.throughput_tok_s / by_events.throughput_tok_s - 1
     blocks = workload.blocked()[0].blocks
     about = facts(pipeline, profile, workload, memory, [[workload.largest_request_tokens] * len(workload.requests)])
+    # Few blocks read what depends on contention, too; all of them reach the longest context.
+    outside = found.extrapolated.union(by_events.extra.get("extrapolated", ()))
+    extra = {
+        **about["extra"],
+        "mode": "fast: contention left out",
+        "contention_error": error,
+        **_outside(outside, set(by_events.extra.get("prefill_extrapolated", ()))),
+    }
     return replace(
         by_events,
         throughput_tok_s=found.throughput_tok_s,
@@ -179,7 +194,8 @@ def _fast_result(pipeline: Pipeline, profile: Profile, workload: Workload, memor
         blocks=blocks,
         forwards=by_events.forwards // by_events.blocks * blocks,
         delivered_tokens=found.delivered_tokens,
-        **{**about, "extra": {**about["extra"], "mode": "fast: contention left out", "contention_error": error}},
+        **{**about, "extra": extra},
+        **status(by_events, pipeline, short, extrapolated=bool(outside)),
     )
 
 
@@ -264,13 +280,13 @@ def _of_format(pipeline: Pipeline) -> tuple[str, ...]:
     )
 
 
-def status(result: Result, costs: CostModel, workload: Workload) -> dict[str, Any]:
-    """Status and the resource that limits.
+def status(result: Result, pipeline: Pipeline, workload: Workload, *, extrapolated: bool) -> dict[str, Any]:
+    """Status and the resource that limits; ``extrapolated``: the throughput rests on prices outside what was measured.
 
-    That is the one that is busy longest; but where the main stream waits and another resource is busy for half of the
-    time or more, the waiting is for that one, and it limits although the GPU may have as much to do.
+    What limits is the one that is busy longest; but where the main stream waits and another resource is busy for half
+    of the time or more, the waiting is for that one, and it limits although the GPU may have as much to do.
     """
-    stages = {stage.name: stage for stage in costs.pipeline.template.stages()}
+    stages = {stage.name: stage for stage in pipeline.template.stages()}
     busy: dict[str, float] = {}
     for name, sums in result.stages.items():
         resource = _RESOURCES[stages[name].resource]
@@ -279,7 +295,7 @@ def status(result: Result, costs: CostModel, workload: Workload) -> dict[str, An
         others = {name: time for name, time in busy.items() if name != "gpu" and time >= _waited_for_s(result)}
         busy = others or busy
     limit = max(sorted(busy), key=lambda resource: busy[resource]) if busy else None
-    if costs.extrapolated:
+    if extrapolated:
         return {"status": "EXTRAPOLATED", "limit": limit}
     served = limit is None or _keeps_up(result, workload)
     return {"status": "STABLE" if served else f"BOUND BY {limit}", "limit": limit}

@@ -138,7 +138,11 @@ def result_text(result: Result) -> str:
             "request as herald-exec lays them out; above is the peak of the requests' own lengths"
         )
     if result.prefill_tok_s is not None:
-        lines.append(f"  prefill         {_seconds(result.prefill_time_s)}, {number(result.prefill_tok_s)} tok/s")
+        left = about.get("prefill_extrapolated")
+        outside = f", outside what was measured: {', '.join(left)}" if left else ""
+        lines.append(
+            f"  prefill         {_seconds(result.prefill_time_s)}, {number(result.prefill_tok_s)} tok/s{outside}"
+        )
     lines.append(f"  requests        {result.finished} finished, {len(result.rejected)} rejected")
     lines += [f"    {reason}" for reason in result.rejected.values()]
     if result.beyond_max_positions:

@@ -123,8 +123,11 @@ def _figures(runs: Mapping[str, Trace]) -> Section:
         rows.append((Cell(title), *cells, *_change(values)))
     notes = _notes({name: [f"assumed: {text}" for text in one.get("assumptions", ())] for name, one in results.items()})
     notes += _notes({name: list(one.get("rejected", {}).values()) for name, one in results.items()})
-    outside = {name: list(one.get("extrapolated", ())) for name, one in results.items()}
-    notes += [f"{name}: outside what was measured: {', '.join(paths)}" for name, paths in outside.items() if paths]
+    for key, whose in (("extrapolated", ""), ("prefill_extrapolated", "prefill is ")):
+        outside = {name: list(one.get(key, ())) for name, one in results.items()}
+        notes += [
+            f"{name}: {whose}outside what was measured: {', '.join(paths)}" for name, paths in outside.items() if paths
+        ]
     silent = [name for name, result in results.items() if not result]
     if silent:
         notes.append(

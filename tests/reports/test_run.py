@@ -103,6 +103,11 @@ def test_what_a_simulation_took_from_outside_the_measured_range_is_named(written
     assert sections[0].notes == ["simulated: outside what was measured: machine.link.h2d_gb_s"]
 
 
+def test_what_prefill_took_from_outside_is_named_as_prefills(written):
+    _, _, sections = build([written(source="simulated", result=result(prefill_extrapolated=["gemm_efficiency"]))])
+    assert sections[0].notes == ["simulated: prefill is outside what was measured: gemm_efficiency"]
+
+
 def test_a_trace_without_figures_says_so(written):
     _, _, sections = build([written()])
     assert sections[0].table is None

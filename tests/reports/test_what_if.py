@@ -60,12 +60,12 @@ def test_a_method_without_retrieval_has_no_time_of_it_and_numbers_stand_as_numbe
 
 
 def test_what_lies_outside_the_measured_range_is_named():
-    asked = "methods=dense&context=32768&batch=16&hardware=h200-141g_emr-16vcpu-8"
+    asked = "methods=herald&context=40960&batch=70&hardware=h200-141g_emr-16vcpu-8"
     (section, *_) = answer(Question.of(asked))
     assert section.table.rows[0][6].text == "EXTRAPOLATED"
-    assert any(
-        note.startswith("dense: outside what was measured: ") and "gemm_efficiency" in note for note in section.notes
-    )
+    (note,) = (note for note in section.notes if note.startswith("herald: outside what was measured: "))
+    assert "select_dram_efficiency" in note
+    assert "gemm_efficiency" not in note  # prefill's alone, and the page shows no time of it
 
 
 def test_changes_reach_the_machine():
