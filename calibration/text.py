@@ -10,6 +10,8 @@ from calibration.report import MAX_DRIFT, STAGE_BAR, THROUGHPUT_BAR, PointReport
 
 _NAMED_NOTES = 3
 """A note of more points than these is printed once, with their number."""
+_NAME_WIDTH = 38
+"""Characters of a point's name on one line: with the numbers beside it a line of the table stays below 130."""
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -44,7 +46,7 @@ def report_text(report: Report) -> str:
         "",
         table(
             ("point", "set", "measured tok/s", "spread", "predicted", "error", "", "drift", "unscaled", "runs"),
-            (_throughput_row(name, point) for name, point in zip(report.names(), report.points, strict=True)),
+            (row for name, point in zip(report.names(), report.points, strict=True) for row in _rows(name, point)),
         ),
         "",
     ]
@@ -84,6 +86,28 @@ def _point_notes(report: Report) -> list[str]:
             lines.append(f"note: {len(names)} of {len(report.points)} points: {note}")
         else:
             lines += [f"note: {name}: {note}" for name in names]
+    return lines
+
+
+def _rows(name: str, point: PointReport) -> Iterable[Sequence[str]]:
+    """A point's row, and one for each further line of its name."""
+    first, *others = _folded(name)
+    row = _throughput_row(first, point)
+    yield row
+    for line in others:
+        yield (line, *[""] * (len(row) - 1))
+
+
+def _folded(name: str) -> list[str]:
+    """A point's name in lines, ended between two conditions, the further ones indented."""
+    first, *conditions = name.split(", ")
+    lines = [first]
+    for condition in conditions:
+        if len(f"{lines[-1]}, {condition},") <= _NAME_WIDTH:
+            lines[-1] += f", {condition}"
+        else:
+            lines[-1] += ","
+            lines.append(f"  {condition}")
     return lines
 
 

@@ -400,3 +400,23 @@ def test_a_note_that_many_points_share_is_printed_once(profile, shape):
     text = report_text(reconcile(runs, profile, shape, None, predicting(100.0)))
     assert text.count("a single run") == 1
     assert "note: 4 of 4 points: a single run: no spread can be given" in text
+
+
+LONG = (("exact", "gpu"), ("gather", "gpu"), ("policy", "two-batch-overlap"), ("threads", 16))
+
+
+def test_a_point_with_many_conditions_keeps_the_table_narrow(profile, shape):
+    runs = [sample(100.0), sample(90.0, method="herald", context=32768, batch=80, conditions=LONG)]
+    text = report_text(reconcile(runs, profile, shape, None, predicting(100.0)))
+    rows = text[text.index("point ") :].split("\n\n")[0].splitlines()
+    assert max(map(len, rows)) < 130
+    words = " ".join(row.strip().split("  ")[0] for row in rows)
+    assert "herald 32768 x 80, exact gpu, gather gpu, policy two-batch-overlap, threads 16" in words
+
+
+def test_the_numbers_of_a_point_stand_beside_the_first_line_of_its_name(profile, shape):
+    runs = [sample(90.0, method="herald", context=32768, batch=80, conditions=LONG)]
+    text = report_text(reconcile(runs, profile, shape, None, predicting(100.0)))
+    (numbers,) = [line for line in text.splitlines() if "+11.1%" in line and "90.0" in line]
+    assert numbers.startswith("herald 32768 x 80, exact gpu,")
+    assert "  threads 16" in text.splitlines()
