@@ -242,12 +242,7 @@ def _device(pipeline: Pipeline, session: Session, options: Options) -> tuple[Str
 
 def _check(pipeline: Pipeline, model: BlockModel, requests: Sequence[DecodeRequest], *, timed_only: bool) -> None:
     settings, problems = pipeline.settings, request_problems(requests, model.shape)
-    method = pipeline.method
-    if method.simulated_only and not (method.timed_on_synthetic_kv and timed_only):
-        instead = (
-            ", or timed over synthetic KV (--synthetic-kv, without --check)" if method.timed_on_synthetic_kv else ""
-        )
-        problems.append(f"method {method.name} can only be simulated{instead}")
+    problems.append(pipeline.method.execution_problem(timed_only=timed_only))
     if model.shape.attention is not Attention.BLOCK_CAUSAL:
         problems.append(
             f"{model.shape.name} is a bidirectional model: it has no completed prefix to keep; decode it with a cache"
@@ -262,11 +257,6 @@ def _check(pipeline: Pipeline, model: BlockModel, requests: Sequence[DecodeReque
         problems.append(
             f"block_length {settings.block_length}, the window's stride, must divide {trained}, the block that "
             f"{model.shape.name} was trained with, or be a multiple of it"
-        )
-    if any(pool.name == "sparse" and not pool.layers for pool in pipeline.pools):
-        problems.append(
-            f"exact_layers must be < {model.shape.num_layers}, the model's layers, got {settings.exact_layers}: "
-            "no layer is left to select for; use method dense"
         )
     device_dtype = TORCH_DTYPES.get(settings.kv_dtype)
     if device_dtype is not None and device_dtype is not model.kv_dtype:
@@ -341,6 +331,7 @@ def _result(
         budget=pipeline.settings.budget,
         finished=len(admission.finished),
         rejected=admission.rejected,
+        prefilled=not options.synthetic_kv,
         assumptions=pipeline.assumptions,
         provenance={"measured": sorted(recorder.stages)},
         extra={"model": pipeline.model.name, "method": method.name, "pinned": False, **extra},

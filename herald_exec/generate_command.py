@@ -18,7 +18,7 @@ from herald_exec.prompts import Prompt, read_prompts, use_chat_template
 from herald_exec.run_command import say_all_of_it
 from herald_pipeline import methods
 from herald_pipeline.decoding import acceptance, caches, schedulers
-from herald_pipeline.errors import ConfigError
+from herald_pipeline.errors import ConfigError, raise_problems
 
 if TYPE_CHECKING:
     from herald_exec.checkpoints.folder import Checkpoint
@@ -105,6 +105,7 @@ def generate_command(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Generate text from a checkpoint folder, streamed as blocks complete."""
+    raise_problems([methods.get(method).execution_problem()])
     # torch takes seconds to import: not for --help, nor for a misspelled option.
     from herald_exec.checkpoints.memory import require_memory, resolve_device, resolve_dtype
     from herald_exec.checkpoints.named import open_model

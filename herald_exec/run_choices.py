@@ -49,8 +49,8 @@ class Choices:
 def load_model(choices: Choices, device: str, dtype: str | None, host_limit_gb: float | None = None) -> "BlockModel":
     """Model by name with seeded random weights, or from a folder.
 
-    A run of random weights that this machine's memory cannot hold is refused before they are drawn, unless
-    ``host_limit_gb`` says what there is.
+    A run of random weights whose method or lengths are refused, or that this machine's memory cannot hold, is refused
+    before they are drawn; ``host_limit_gb`` says what memory there is instead.
     """
     from herald_exec.checkpoints.memory import require_memory, resolve_device, resolve_dtype, total_host_bytes
     from herald_exec.checkpoints.named import open_model
@@ -70,10 +70,10 @@ def load_model(choices: Choices, device: str, dtype: str | None, host_limit_gb: 
         # fp32 is exact and fast enough on the CPU; a GPU runs what it is built for.
         wanted = resolve_dtype("fp32" if target.type == "cpu" else "bf16")
     assert wanted is not None
+    kv = next(name for name, dtype in TORCH_DTYPES.items() if dtype is wanted)
+    pipeline = _described(choices, shape, kv)
+    lengths = workload(choices, pipeline.settings.block_length)
     if host_limit_gb is None:
-        kv = next(name for name, dtype in TORCH_DTYPES.items() if dtype is wanted)
-        pipeline = _described(choices, shape, kv)
-        lengths = workload(choices, pipeline.settings.block_length)
         require_host_memory(
             pipeline, lengths, total_host_bytes(), weight_bytes=wanted.itemsize, on_gpu=target.type == "cuda"
         )

@@ -129,7 +129,7 @@ def run(
     if trace_out is not None:
         trace.check_trace_file(trace_out)
     # torch takes seconds to import: not for --help, nor for a misspelled option.
-    methods.get(method)
+    raise_problems([methods.get(method).execution_problem(timed_only=synthetic_kv and not check)])
     from herald_exec.execution import Options, decode
     from herald_exec.op_times import OpTimes
 

@@ -42,6 +42,8 @@ def result_text(result: Result) -> str:
         lines.append(f"  forwards        {forwards:.2f} a row's block, {tokens:.2f} tokens each")
     if result.prefill_tok_s:
         lines.append(f"  prefill         {_seconds(result.prefill_time_s)}, {_rate(result.prefill_tok_s)}")
+    if result.fill_time_s:
+        lines.append(f"  prefill         none: KV was filled with random numbers, in {_seconds(result.fill_time_s)}")
     lines.append(
         f"  requests        {result.finished} finished, {len(result.rejected)} rejected, "
         f"{result.delivered_tokens:,} token{'' if result.delivered_tokens == 1 else 's'} delivered"

@@ -74,12 +74,24 @@ def _check_settings(model: ModelShape, method: Method, settings: Settings) -> No
         for name, owner in _OF_ONE_METHOD.items()
         if method.name != owner and getattr(settings, name) != getattr(method.defaults, name)
     ]
-    if settings.exact_layers > max(model.num_layers, method.defaults.exact_layers):
-        problems.append(
-            f"settings.exact_layers must be <= {model.num_layers}, the layers of {model.name}, "
-            f"got {settings.exact_layers}"
-        )
     raise_problems(problems)
+
+
+_LAYERS_LEFT = frozenset({"sparse", "gathered", "fetched"})
+"""Pools of what is selected or fetched: they hold the layers that are not exact."""
+
+
+def _check_exact_layers(model: ModelShape, method: Method, settings: Settings, pools: tuple[Pool, ...]) -> None:
+    """Refuse a method that is left no layer to select for; where it selects for none, all may be exact."""
+    given = f"the layers of {model.name}, got {settings.exact_layers}"
+    if any(pool.name in _LAYERS_LEFT and not pool.layers for pool in pools):
+        message = (
+            f"settings.exact_layers must be < {model.num_layers}, {given}: no layer is left to select for; "
+            "use fewer, or method dense"
+        )
+        raise ConfigError(message)
+    if settings.exact_layers > max(model.num_layers, method.defaults.exact_layers):
+        raise ConfigError(f"settings.exact_layers must be <= {model.num_layers}, {given}")
 
 
 def build(model: ModelShape, method: Method | str, **settings: Any) -> Pipeline:
@@ -94,6 +106,7 @@ def build(model: ModelShape, method: Method | str, **settings: Any) -> Pipeline:
     resolved = default.replace(**settings)
     _check_settings(model, chosen, resolved)
     template, pools = chosen.build(Parts(model, resolved))
+    _check_exact_layers(model, chosen, resolved, pools)
     names = {stage.name for stage in template.stages()}
     # What a proxy on the device picked cannot be gathered within a selection of the CPU.
     brings = "upload" in names and ("select" in names or resolved.gather == "gpu")

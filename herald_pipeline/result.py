@@ -74,7 +74,9 @@ class _Sums:
 class Result:
     """Figures of one run. Times are seconds; rates are of the decode window, which follows the warm-up blocks.
 
-    ``block_time_s`` leaves out ``idle_s``, in which no request was there; the throughput counts it.
+    ``block_time_s`` leaves out ``idle_s``, in which no request was there; the throughput counts it. Where KV was filled
+    in and no prompt went through the model, ``fill_time_s`` says how long that took, and what would hold a prefill's
+    time (``prefill_.._s``, ``end_to_end_tok_s``) is left out.
     ``status`` is ``STABLE``, ``BOUND BY x`` or ``EXTRAPOLATED``, which says that the throughput rests on prices from
     outside what was measured; ``interval`` is a 95% interval of it where one is known. ``provenance`` names where every
     number that went in came from.
@@ -108,6 +110,7 @@ class Result:
     prefill_time_s: float | None = None
     prefill_tok_s: float | None = None
     end_to_end_tok_s: float | None = None
+    fill_time_s: float | None = None
     stages: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
@@ -288,9 +291,13 @@ class Recorder:
         budget: float,
         finished: int,
         rejected: Mapping[int, str],
+        prefilled: bool = True,
         **facts: Any,
     ) -> Result:
-        """The figures so far. Rates need at least two blocks; with fewer they are left out, never infinite."""
+        """The figures so far. Rates need at least two blocks; with fewer they are left out, never infinite.
+
+        ``prefilled``: prompts went through the model; otherwise their KV was only filled in.
+        """
         self._close_pass()
         window = self._window()
         measured = window.blocks > 0 and window.end_ns > 0
@@ -322,9 +329,7 @@ class Recorder:
             forwards=self.forwards,
             finished=finished,
             rejected=dict(rejected),
-            prefill_time_s=self._prefill_ns / NS_PER_S if self._prefill_ns else None,
-            prefill_tok_s=(self._prefill_tokens * NS_PER_S / self._prefill_ns if self._prefill_ns else None),
-            end_to_end_tok_s=(self.delivered_tokens * NS_PER_S / self.makespan_ns if self.makespan_ns else None),
+            **self._before_blocks(prefilled),
             stages={
                 name: {
                     "count": sums.count,
@@ -336,6 +341,18 @@ class Recorder:
             },
             **facts,
         )
+
+    def _before_blocks(self, prefilled: bool) -> dict[str, Any]:
+        """Figures that hold the time of prompts; where KV was filled in, that time alone."""
+        prefill_ns, whole_ns = self._prefill_ns, self.makespan_ns
+        time_s = prefill_ns / NS_PER_S if prefill_ns else None
+        if not prefilled:
+            return {"fill_time_s": time_s}
+        return {
+            "prefill_time_s": time_s,
+            "prefill_tok_s": self._prefill_tokens * NS_PER_S / prefill_ns if prefill_ns else None,
+            "end_to_end_tok_s": self.delivered_tokens * NS_PER_S / whole_ns if whole_ns else None,
+        }
 
     def _window(self) -> _Sums:
         """What was counted after the warm-up; nothing where no block was completed."""

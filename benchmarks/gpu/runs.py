@@ -72,7 +72,7 @@ def _note(bench: Bench, cell: Cell, pipeline: Pipeline, found: dict[str, Any]) -
     """Tell the estimates how long it took until blocks ran at their pace."""
     full_gb = cell.batch * cell.context * bench.shape.kv_bytes_per_token(bench.pipeline_dtype) / GB
     block_s = found.get("block_time_s") or 0.0
-    before_s = (found.get("prefill_time_s") or 0.0) + max(0.0, (found.get("first_block_time_s") or 0.0) - block_s)
+    before_s = (found.get("fill_time_s") or 0.0) + max(0.0, (found.get("first_block_time_s") or 0.0) - block_s)
     bench.note_run(full_gb if keeps_on_host(pipeline) else 0.0, before_s)
 
 

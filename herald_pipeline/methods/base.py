@@ -48,3 +48,10 @@ class Method:
     assumptions: tuple[str, ...] = ()
     simulated_only: bool = False
     timed_on_synthetic_kv: bool = False
+
+    def execution_problem(self, *, timed_only: bool = False) -> str | None:
+        """Why no executor runs the method, or ``None``; ``timed_only``: it is timed over synthetic KV, unchecked."""
+        if not self.simulated_only or (self.timed_on_synthetic_kv and timed_only):
+            return None
+        timed = ", or timed over synthetic KV (--synthetic-kv, without --check)" if self.timed_on_synthetic_kv else ""
+        return f"method {self.name} can only be simulated (`herald-sim run --method {self.name}`){timed}"

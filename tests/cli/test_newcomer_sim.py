@@ -55,7 +55,11 @@ def refused(*arguments, code=2):
         (("exhibit", "fig-8", "--set", "settings.queries=4"), "changes no exhibit: its settings are the paper's"),
         (
             (*RUN, "--set", "settings.exact_layers=999"),
-            "settings.exact_layers must be <= 20, the layers of llada2-mini",
+            "settings.exact_layers must be < 20, the layers of llada2-mini",
+        ),
+        (
+            (*RUN, "--set", "settings.exact_layers=20"),
+            "settings.exact_layers must be < 20, the layers of llada2-mini, got 20: no layer is left to select for",
         ),
         ((*RUN, "--set", "settings.window_blocks=4"), "a setting of herald-sliding and changes nothing with herald"),
         ((*RUN, "--set", "settings.proxy_fraction=0.5"), "a setting of infinigen and changes nothing with herald"),

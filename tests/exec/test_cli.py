@@ -223,6 +223,54 @@ def test_synthetic_kv_replaces_the_prefill(command):
     assert json.loads(out)["delivered_tokens"] == 48
 
 
+def test_the_time_of_a_fill_is_no_prefills(command):
+    _, out, _ = command(*SMALL, "--synthetic-kv", "--json")
+    result = json.loads(out)
+    assert result["fill_time_s"] > 0
+    assert not {"prefill_time_s", "prefill_tok_s", "end_to_end_tok_s"} & set(result)
+    _, text, _ = command(*SMALL, "--synthetic-kv")
+    assert [line.split(":")[0] for line in text.splitlines() if "prefill" in line] == ["  prefill         none"]
+
+
+def test_with_prompts_the_prefill_has_its_rate(command):
+    _, out, _ = command(*SMALL, "--json")
+    result = json.loads(out)
+    assert result["prefill_tok_s"] == pytest.approx(2 * 64 / result["prefill_time_s"])
+    assert "fill_time_s" not in result
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """No weights may be drawn."""
+
+    def drawn(*_arguments, **_options):
+        raise AssertionError("weights were drawn")
+
+    monkeypatch.setattr("herald_exec.models.random_model", drawn)
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("method", ["ideal", "specontext"])
+def test_a_method_that_is_only_simulated_is_refused_before_weights_are_drawn(command, method):
+    code, _, err = command(*RUN[:4], method, *RUN[5:])
+    assert code == 2
+    assert f"method {method} can only be simulated (`herald-sim run --method {method}`)" in err
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("limit", [(), ("--host-limit-gb", "1")])
+def test_layers_that_are_all_exact_are_refused_before_weights_are_drawn(command, limit):
+    code, _, err = command(*SMALL, *limit, "--set", "settings.exact_layers=4")
+    assert code == 2
+    assert "settings.exact_layers must be < 4, the layers of tiny, got 4: no layer is left to select for" in err
+
+
+def test_generating_with_a_method_that_is_only_simulated_is_refused_before_the_checkpoint_is_read(command):
+    code, _, err = command("generate", "Hello", "--model", "no-such-folder", "--method", "ideal")
+    assert code == 2
+    assert "method ideal can only be simulated (`herald-sim run --method ideal`)" in err
+
+
 def test_figures_for_people_leave_out_what_is_unknown(command):
     code, out, _ = command(*SMALL)
     assert code == 0

@@ -167,11 +167,13 @@ def test_ideal_is_timed_over_synthetic_kv_and_refused_otherwise(kit, model):
     assert found.result.finished == 2
     assert {len(answer) for answer in found.answers.values()} == {40}
     for options in (Options(2), Options(2, synthetic_kv=True, check=True)):
-        with pytest.raises(ConfigError, match="ideal can only be simulated, or timed over synthetic KV"):
+        with pytest.raises(ConfigError, match=r"ideal can only be simulated \(.*\), or timed over synthetic KV"):
             decode(pipeline, model, requests, policy=policy, options=options)
 
 
 def test_a_method_that_can_only_be_simulated_is_refused_over_synthetic_kv_too(kit, model):
     pipeline = kit.describe("specontext", model.shape, budget=0.2)
-    with pytest.raises(ConfigError, match=r"method specontext can only be simulated$"):
+    with pytest.raises(
+        ConfigError, match=r"method specontext can only be simulated \(`herald-sim run --method specontext`\)$"
+    ):
         decode(pipeline, model, kit.prompts([40], 8), options=Options(1, synthetic_kv=True))

@@ -153,3 +153,15 @@ def test_a_second_halfs_late_copies_do_not_make_another_pass(herald: Pipeline) -
     recorder.block_done(30, rows=2, tokens=64)
     result = recorder.result(batch=2, budget=0.05, finished=2, rejected={})
     assert result.retrieval_time_s == pytest.approx((24 + 10) / 2 * 1e-9)
+
+
+def test_where_kv_was_filled_in_nothing_is_said_of_a_prefill(herald: Pipeline) -> None:
+    recorder = two_blocks(herald)
+    recorder.record(launch(herald, "prefill", -1, 0), 60, 100)
+    figures = {"batch": 2, "budget": 0.05, "finished": 2, "rejected": {}}
+    filled = recorder.result(**figures, prefilled=False).to_dict()
+    assert filled["fill_time_s"] == pytest.approx(40e-9)
+    assert not {"prefill_time_s", "prefill_tok_s", "end_to_end_tok_s"} & set(filled)
+    prefilled = recorder.result(**figures).to_dict()
+    assert prefilled["prefill_tok_s"] == pytest.approx(128 / 40e-9)
+    assert "fill_time_s" not in prefilled
