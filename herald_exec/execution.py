@@ -9,6 +9,7 @@ import torch
 
 # The modules that register actions.
 from herald_exec import denoising, fetching, prefill, proxies, retrieval, shadow_actions, transfers  # noqa: F401
+from herald_exec.footprint import beside_pools_bytes
 from herald_exec.models.base import BlockModel
 from herald_exec.op_times import OpTimes
 from herald_exec.pacing import paced
@@ -177,7 +178,16 @@ def decode(
             streams.close()
         session.pools.close()
     on_device = {"pinned": True, "device_path": session.path} if session.device.type == "cuda" else {}
+    beside = beside_pools_bytes(
+        pipeline,
+        size.tokens,
+        options.batch,
+        weight_bytes=model.weights.nbytes(),
+        on_gpu=session.device.type == "cuda",
+        fused=session.path == "fused",
+    )
     held = _held(pipeline, facts, program.admission.fullest, size, options.batch)
+    facts, held = (_with_beside(found, beside) for found in (facts, held))
     result = _result(recorder, program, pipeline, options, {**facts, **held}, **on_device, **_reserved(facts, held))
     if recorder.trace is not None:
         named = {"model": pipeline.model.name, "method": pipeline.method.name, "device": str(session.device)}
@@ -290,7 +300,7 @@ def _own_error(recorder: Recorder, program: Program, pipeline: Pipeline, options
 
 
 def _facts(pipeline: Pipeline, pools: Pools, size: RequestSize, options: Options) -> dict[str, Any]:
-    """What the pools take, and whether the run leaves the model's positions (speed runs may; U12)."""
+    """What the pools take of either memory, and whether the run leaves the model's positions (speed runs may; U12)."""
     return {
         "kv_bytes_per_request": pools.num_bytes / options.batch,
         "hbm_bytes": float(pools.bytes_in(Home.HBM)),
@@ -310,6 +320,11 @@ def _held(
         name: min(facts[name], max(room.pool_bytes_held(pipeline, sizes, home) for sizes in fullest))
         for name, home in homes.items()
     }
+
+
+def _with_beside(facts: Mapping[str, Any], beside_bytes: float) -> dict[str, Any]:
+    """``facts`` with what stays on the device beside the pools, where they say what the pools take of it."""
+    return {name: value + beside_bytes if name == "hbm_bytes" else value for name, value in facts.items()}
 
 
 def _reserved(facts: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,6 +46,25 @@ def run_memory(
     )
 
 
+def beside_pools_bytes(
+    pipeline: Pipeline, tokens: int, batch: int, *, weight_bytes: int, on_gpu: bool, fused: bool
+) -> float:
+    """Bytes that stay in device memory beside the pools of ``batch`` requests that end with ``tokens`` KV entries.
+
+    Parameters
+    ----------
+    weight_bytes
+        Bytes of the model's weights as they are.
+    on_gpu, fused
+        As for :func:`run_memory`.
+    """
+    memory = run_memory(UNLIMITED_BYTES, UNLIMITED_BYTES, pipeline, on_gpu=on_gpu, synthetic=True, fused=fused)
+    counted = {"weights", *(pool.name for pool in pipeline.pools)}
+    items = budget(pipeline, tokens, batch, memory).items
+    others = (item for item in items if item.home is Home.HBM and not item.transient and item.name not in counted)
+    return weight_bytes + sum(item.num_bytes for item in others)
+
+
 def require_host_memory(
     pipeline: Pipeline, lengths: Workload, host_bytes: int, *, weight_bytes: int, on_gpu: bool
 ) -> None:

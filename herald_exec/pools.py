@@ -275,10 +275,11 @@ class Pools:
         held = sum(store.num_bytes for store in self.stores.values() if store.home is home)
         if home is Home.DRAM:
             held += sum(host.num_bytes for host in self.hosts.values())
+            held += self.shadow.host_bytes if self.shadow else 0
             return held + (self.exchange.num_bytes if self.exchange else 0)
         held += self.hidden.nbytes if self.hidden is not None else 0
         held += self.partial.num_bytes if self.partial else 0
-        held += self.shadow.num_bytes if self.shadow else 0
+        held += self.shadow.num_bytes - self.shadow.host_bytes if self.shadow else 0
         return held + sum(kv.num_bytes for place in list(self.prompt.values()) for kv in place)
 
     def clear(self, slot: int) -> None:

@@ -125,6 +125,11 @@ class Shadow:
         """Bytes held on the device and in host memory."""
         return sum(part.nbytes for part in self._parts())
 
+    @property
+    def host_bytes(self) -> int:
+        """Those in host memory: values, and what is on its way up."""
+        return self._values.nbytes + self._staged.nbytes
+
     # Keys ------------------------------------------------------------------------------------------------------------
 
     def factor(self, layer: int, slot: int, keys: Tensor, outliers: int) -> None:

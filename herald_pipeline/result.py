@@ -77,6 +77,8 @@ class Result:
     ``block_time_s`` leaves out ``idle_s``, in which no request was there; the throughput counts it. Where KV was filled
     in and no prompt went through the model, ``fill_time_s`` says how long that took, and what would hold a prefill's
     time (``prefill_.._s``, ``end_to_end_tok_s``) is left out.
+    ``hbm_bytes`` is what stays on the device: weights, pools, logits, and what libraries keep; ``dram_bytes`` the pools
+    in host memory. What comes and goes is in neither.
     ``status`` is ``STABLE``, ``BOUND BY x`` or ``EXTRAPOLATED``, which says that the throughput rests on prices from
     outside what was measured; ``interval`` is a 95% interval of it where one is known. ``provenance`` names where every
     number that went in came from.

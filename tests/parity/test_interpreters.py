@@ -15,8 +15,10 @@ from herald_pipeline.result import Recorder
 from herald_pipeline.scheduling.program import BatchPolicy, Program
 from herald_pipeline.stages import OpKind, Rows, Section, launch_shape
 from herald_pipeline.steps import DrawnSteps, FixedSteps, ListedSteps
+from herald_pipeline.workload import RequestSpec, Workload
 from herald_sim.cost import CostModel
 from herald_sim.runner import Simulation
+from herald_sim.simulate import simulate as simulate_workload
 
 BLOCK = 8
 RUNNABLE = [name for name in methods.names() if not methods.get(name).simulated_only]
@@ -204,6 +206,24 @@ def test_prompts_whose_tail_shares_the_first_block_are_counted_alike(model, prof
     real, simulated = both(describe("herald", model), model, profile, wanted, PLANS["fixed"])
     assert_alike(real, simulated)
     assert real[0].delivered_tokens == 14 + 3 + 22
+
+
+@pytest.mark.parametrize("lengths", [[512, 512, 512], [512, 16, 16, 16]])
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_both_state_the_same_bytes_of_either_memory(profile, name, lengths):
+    """Weights of 16 bits, as the simulator takes them to be, are half of the device's at this size.
+
+    The executor's host pools are longer by what its kernels ask for beyond a row's end, and by its buffers.
+    """
+    half = tiny(block_length=BLOCK, eos_token_ids=(), dtype=torch.bfloat16)
+    pipeline = build(half.shape, name, block_length=BLOCK, budget=0.3)
+    wanted = requests(lengths, [16] * len(lengths))
+    run = decode(pipeline, half, wanted, options=Options(batch=3)).result
+    specs = tuple(RequestSpec(request.id, len(request.prompt), request.new_tokens) for request in wanted)
+    simulated = simulate_workload(pipeline, profile, Workload(specs, 3, BLOCK, steps=FixedSteps(3, BLOCK)))
+    assert run.hbm_bytes == pytest.approx(simulated.hbm_bytes, rel=0.03)
+    assert run.dram_bytes == pytest.approx(simulated.dram_bytes, rel=0.2)
+    assert ("hbm_bytes_reserved" in run.extra) == ("hbm_bytes_reserved" in simulated.extra) == (len(lengths) > 3)
 
 
 # A changed description --------------------------------------------------------------------------------------------
