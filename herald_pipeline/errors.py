@@ -8,6 +8,8 @@ import difflib
 import math
 from collections.abc import Iterable, Sequence
 
+_LIKE, _HALF_LIKE = 0.6, 0.5
+"""How alike (:mod:`difflib`) names are of which one is offered for the other; the second where both begin alike."""
 _MAX_BITS = 64
 """Longer whole numbers are nobody's count of anything, and do not fit a float."""
 
@@ -57,7 +59,11 @@ def did_you_mean(name: str, valid: Iterable[str], *, otherwise: str | None = Non
     """``"; did you mean 'x'?"`` for the closest valid name, else ``otherwise``, by default the list of all."""
     names = sorted(str(name) for name in valid)
     spelt = {valid_name.lower(): valid_name for valid_name in names}
-    close = difflib.get_close_matches(name.lower(), spelt, n=1, cutoff=0.5)
+    typed = name.lower()
+    begin_alike = [known for known in spelt if known[:1] == typed[:1]]
+    # "all" is no "ideal", which is half like it.
+    close = difflib.get_close_matches(typed, spelt, n=1, cutoff=_LIKE)
+    close = close or difflib.get_close_matches(typed, begin_alike, n=1, cutoff=_HALF_LIKE)
     if close:
         return f"; did you mean {spelt[close[0]]!r}?"
     return f"; valid: {', '.join(names)}" if otherwise is None else f"; {otherwise}"

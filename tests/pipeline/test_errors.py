@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from herald_pipeline import methods
 from herald_pipeline.errors import ConfigError, check_number, did_you_mean, raise_problems, read_failure, unknown_name
 from herald_pipeline.units import GB, GIB, format_bytes, format_ns, transfer_ns
 
@@ -44,6 +45,15 @@ def test_the_closest_name_is_offered() -> None:
 
 def test_without_a_close_name_all_are_listed() -> None:
     assert did_you_mean("xyz", ["dense", "herald"]) == "; valid: dense, herald"
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("kw", "kv"), ("h2d", "h2d_gb_s")])
+def test_half_a_name_is_enough_where_it_begins_alike(typed: str, meant: str) -> None:
+    assert did_you_mean(typed, ["log", meant]) == f"; did you mean {meant!r}?"
+
+
+def test_all_methods_are_no_misspelling_of_one() -> None:
+    assert did_you_mean("all", methods.names()) == f"; valid: {', '.join(methods.names())}"
 
 
 def test_one_gb_at_one_gb_per_second_takes_a_second_and_one_gib_takes_longer() -> None:
