@@ -13,7 +13,8 @@ import typer
 
 from herald_exec.evaluation.harness import Selection, require_harness, run_harness, suite_selection
 from herald_exec.evaluation.suites import SUITES, get_suite
-from herald_pipeline.errors import ConfigError
+from herald_pipeline import methods
+from herald_pipeline.errors import ConfigError, raise_problems
 
 
 def select(suite: str | None, tasks: list[str], tasks_dirs: list[Path], num_fewshot: int | None) -> Selection:
@@ -82,6 +83,7 @@ def harness_command(
     if not (harness or suite or task):
         message = "say what to evaluate: --harness with --suite or --task"
         raise ConfigError(message)
+    raise_problems([methods.get(method).execution_problem()])
     require_harness()
     selection = select(suite, task or [], tasks_dir or [], num_fewshot)
     from herald_exec.evaluation.harness_model import HeraldLM

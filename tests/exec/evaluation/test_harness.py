@@ -185,6 +185,7 @@ def test_the_command_prints_one_json_object(folder, write_task, answer):
         (("--suite", "gsm8k", "--num-fewshot", 3), "--suite fixes tasks and examples"),
         ((), "say what to evaluate: --harness with --suite or --task"),
         (("--harness",), "name a suite"),
+        (("--harness", "--method", "specontext"), "specontext can only be simulated"),
         (("--task", "mine"), "name a suite"),
         (("--task", "other", "--tasks-dir", "."), "unknown task 'other'"),
     ],
