@@ -97,7 +97,9 @@ def run_point(point: Point, model: BlockModel, *, keep_trace: bool = False, thre
     plan = FixedSteps(point.steps, point.block_length)
     policy = PlannedPolicy(plan, Sampler(mask_token_id=model.shape.mask_token_id))
     pipeline = point.pipeline(model.shape)
-    alone = not any(stream.name == "retrieval" for stream in pipeline.template.streams)
+    # A pass in line with the steps has the cores that play the GPU, as they have.
+    in_line = {stage.stream for stage in pipeline.template.in_line()}
+    alone = "retrieval" not in {stream.name for stream in pipeline.template.streams} - in_line
     with pinned(main if alone else ()):
         return decode(pipeline, model, requests, policy=policy, options=options)
 

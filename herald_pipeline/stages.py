@@ -360,8 +360,11 @@ class Template:
     lookahead: int = 0
 
     def in_line(self) -> tuple[Stage, ...]:
-        """Stages of a pass that a block begins with on a compute stream of its own: its steps wait for it."""
-        begins = [stage for section in self.head for stage in section.stages]
+        """Stages of a pass that a block begins with on a compute stream of its own: its steps wait for it.
+
+        A pass that serves the next block (:attr:`Rows.NEXT`) runs beside the steps.
+        """
+        begins = [stage for section in self.head for stage in section.stages if stage.rows is not Rows.NEXT]
         own = {stage.stream for stage in begins if stage.resource == "gpu"} - {self.denoise.stream}
         return tuple(stage for stage in begins if stage.stream in own)
 

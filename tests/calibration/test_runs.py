@@ -1,11 +1,14 @@
 import csv
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 
+from calibration import runs
 from calibration.points import Point
 from calibration.profile_file import write_csv
 from calibration.runs import read_samples, row_of_sample
+from herald_exec.models import tiny
 from herald_pipeline.errors import ConfigError
 from tests.calibration.conftest import sample
 
@@ -99,3 +102,22 @@ def test_a_table_that_says_all_of_it_is_read_without_a_word(tmp_path):
     path = written(tmp_path, f"{HEADER},steps,kv_dtype\ndense,1024,2,93.5,8,fp32\n")
     read_samples(path, said.append, {"steps": "20", "kv_dtype": "bf16"})
     assert said == []
+
+
+@pytest.mark.parametrize(
+    ("method", "of_main"),
+    [
+        ("dense", True),
+        ("mage-cpu", True),
+        ("mage-cpu-representative", True),
+        ("herald", False),
+        ("herald-no-draft", False),
+    ],
+)
+def test_runs_with_nothing_beside_the_steps_have_the_cores_that_play_the_gpu(method, of_main, monkeypatch):
+    asked = []
+    monkeypatch.setattr(runs, "divide_cores", lambda *_: ((0,), (1,)))
+    monkeypatch.setattr(runs, "pinned", lambda cores: asked.append(cores) or nullcontext())
+    monkeypatch.setattr(runs, "decode", lambda *_, **__: None)
+    runs.run_point(Point(method, 64, 1, steps=2, blocks=2, block_length=8, kv_dtype="fp32"), tiny(block_length=8))
+    assert asked == [(0,) if of_main else ()]

@@ -101,7 +101,8 @@ def test_main_and_retrieval_get_different_cores():
 
 
 @pytest.mark.parametrize(
-    ("method", "apart"), [("herald", True), ("mage-cpu", False), ("mage-cpu-representative", False)]
+    ("method", "apart"),
+    [("herald", True), ("herald-no-draft", True), ("mage-cpu", False), ("mage-cpu-representative", False)],
 )
 def test_a_pass_that_a_block_s_steps_wait_for_shares_their_cores(method, apart, kit, monkeypatch):
     asked = []

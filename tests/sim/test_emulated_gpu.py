@@ -53,7 +53,7 @@ def cost_of(profile, stage_name, method="herald"):
             return costs.stage_cost(launch.stage, launch.shape, launch.layer)
 
 
-@pytest.mark.parametrize(("method", "apart"), [("herald", True), ("mage-cpu", False)])
+@pytest.mark.parametrize(("method", "apart"), [("herald", True), ("herald-no-draft", True), ("mage-cpu", False)])
 def test_a_pass_that_a_block_s_steps_wait_for_has_the_steps_cores(emulated, method, apart):
     def on_retrieval_cores(stage):
         flows = (phase for phase in cost_of(emulated, stage, method).phases if isinstance(phase, Flow))
