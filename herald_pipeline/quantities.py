@@ -2,9 +2,9 @@
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Provenance(StrEnum):
@@ -129,3 +129,12 @@ class Spec(NamedTuple):
     needed_for: tuple[str, ...] = ("always",)
     maximum: float | None = None
     minimum: float | None = None
+
+
+def quantity_field(
+    unit: str, measured_by: str, *needed_for: str, optional: bool = False, minimum: float | None = None
+) -> Any:
+    """Field of a quantity, ``None`` until stated; a share (unit 1) cannot exceed 1 unless it counts passes."""
+    needs = () if optional else (needed_for or ("always",))
+    maximum = 1.0 if unit == "share" else None
+    return field(default=None, metadata={"spec": Spec(unit, measured_by, needs, maximum, minimum)})
