@@ -17,18 +17,10 @@ import typer
 
 from herald_pipeline.environment import threads_problem
 from herald_pipeline.errors import ConfigError, HeraldError, raise_problems, unknown_name
-from herald_pipeline.help_pages import CommandList
+from herald_pipeline.help_pages import program
 from herald_pipeline.outputs import check_ending, check_file, check_folder
 
-app = typer.Typer(
-    name="calibration",
-    cls=CommandList,
-    help="Measure a machine, fit what cannot be measured, and put prediction beside measurement.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+app = program("calibration", "Measure a machine, fit what cannot be measured, and put prediction beside measurement.")
 
 _PROFILE = (".toml",)
 

@@ -18,16 +18,10 @@ from herald_exec.generate_command import generate_command
 from herald_exec.run_command import HELP, run
 from herald_pipeline.environment import check_environment
 from herald_pipeline.errors import HeraldError
-from herald_pipeline.help_pages import CommandList
+from herald_pipeline.help_pages import program
 
-app = typer.Typer(
-    name="herald-exec",
-    cls=CommandList,
-    help="Run block-diffusion LLM decoding for real: methods, checkpoints, kernels of this machine.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+app = program(
+    "herald-exec", "Run block-diffusion LLM decoding for real: methods, checkpoints, kernels of this machine."
 )
 app.command(cls=HELP)(run)
 app.command()(doctor)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 
@@ -31,6 +32,23 @@ class CommandList(TyperGroup):
         """Write the commands in the order in which they were added."""
         found = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         _write(formatter, "Commands", [(name, one.get_short_help_str(_SENTENCE)) for name, one in found.items() if one])
+
+
+def program(name: str | None = None, about: str | None = None) -> typer.Typer:
+    """A program of several commands: plain help, no completion, and mistakes are messages, never coloured tracebacks.
+
+    ``about`` is what its help says first; where its callback says that, it is left out.
+    """
+    # What is given counts for Typer, even if it is None.
+    given: dict[str, Any] = {key: value for key, value in (("name", name), ("help", about)) if value is not None}
+    return typer.Typer(
+        **given,
+        cls=CommandList,
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
 
 
 _SENTENCE = 300

@@ -16,17 +16,11 @@ import typer
 
 from herald_pipeline.environment import check_environment
 from herald_pipeline.errors import HeraldError
-from herald_pipeline.help_pages import CommandList
+from herald_pipeline.help_pages import program
 from herald_sim.commands import planning, running, showing
 
-app = typer.Typer(
-    name="herald-sim",
-    cls=CommandList,
-    help="Plan block-diffusion LLM serving: throughput, limits and ceilings of a method on a machine.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+app = program(
+    "herald-sim", "Plan block-diffusion LLM serving: throughput, limits and ceilings of a method on a machine."
 )
 
 app.command(cls=running.HELP)(running.run)

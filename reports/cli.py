@@ -19,21 +19,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from herald_pipeline.errors import ConfigError, HeraldError
-from herald_pipeline.help_pages import CommandList
+from herald_pipeline.help_pages import program
 from herald_pipeline.outputs import check_ending, check_file, check_folder
 
 if TYPE_CHECKING:
     from reports.page import Section
 
-app = typer.Typer(
-    name="reports",
-    cls=CommandList,
-    help="Charts of runs, predictions and profiles on one self-contained page.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+app = program("reports", "Charts of runs, predictions and profiles on one self-contained page.")
 
 
 @app.callback()

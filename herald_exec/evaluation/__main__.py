@@ -21,20 +21,14 @@ import typer
 from herald_exec.evaluation import decoding_command, sliding_command
 from herald_pipeline.environment import threads_problem
 from herald_pipeline.errors import HeraldError, check_number, raise_problems
-from herald_pipeline.help_pages import CommandList
+from herald_pipeline.help_pages import program
 from herald_pipeline.outputs import check_ending
 
 if TYPE_CHECKING:
     from herald_exec.models.base import BlockModel
     from herald_exec.reference.tasks import Material
 
-app = typer.Typer(
-    cls=CommandList,
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+app = program()
 
 
 @app.callback()

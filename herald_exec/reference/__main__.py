@@ -8,16 +8,10 @@ from typing import Annotated
 import typer
 
 from herald_pipeline.errors import HeraldError, check_number, raise_problems, unknown_name
-from herald_pipeline.help_pages import CommandList
+from herald_pipeline.help_pages import program
 from herald_pipeline.outputs import check_ending
 
-app = typer.Typer(
-    cls=CommandList,
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+app = program()
 
 Data = Annotated[Path, typer.Option("--data", help="Folder that generate-data wrote.")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N.")]
