@@ -3,6 +3,8 @@ from dataclasses import replace
 import pytest
 
 from calibration.points import FIT, Point
+from calibration.reconcile import Calibration
+from calibration.reconcile import reconcile as reconcile_all
 from calibration.runs import Sample
 from herald_pipeline import catalogue, hardware_io
 
@@ -30,3 +32,16 @@ def sample(rate, *, stages=None, reference_s=None, shares=None, **others):
 def training(rate, **others):
     made = sample(rate, **others)
     return replace(made, point=replace(made.point, set=FIT))
+
+
+def predicting(rate, **stages):
+    return lambda p: sample(rate, stages=stages, method=p.method, context=p.context, batch=p.batch)
+
+
+def reconcile(runs, profile, shape, reference_s, predict):
+    return reconcile_all(runs, shape, [Calibration(profile, predict, reference_s)])
+
+
+def only(report):
+    (found,) = report.points
+    return found
