@@ -209,18 +209,24 @@ def test_steps_of_a_plan_are_issued_before_the_device_has_done_the_ones_before(k
     assert block[2].queued_ns < block[0].end_ns
 
 
+def late_on_the_device(seed):
+    """Work that makes streams of the device late, by a seed."""
+    draw = random.Random(seed)
+
+    def sleep(launch):
+        if launch.stage.resource != "cpu" and draw.random() < 0.3:
+            torch.cuda._sleep(draw.randint(1, 4_000_000))
+
+    return sleep
+
+
 def test_delays_on_the_device_change_nothing(kit):
     """Streams of the device that are late themselves: an edge that only the host's order held would show."""
     requests = kit.prompts([40, 21], 16)
     expected = run(kit, "herald", "cpu", requests, planned(), batch=2).answers
     for seed in range(20):
-        draw = random.Random(seed)
-
-        def late(launch, draw=draw):
-            if launch.stage.resource != "cpu" and draw.random() < 0.3:
-                torch.cuda._sleep(draw.randint(1, 4_000_000))
-
-        assert run(kit, "herald", "cuda", requests, planned(), batch=2, before_stage=late).answers == expected, seed
+        found = run(kit, "herald", "cuda", requests, planned(), batch=2, before_stage=late_on_the_device(seed))
+        assert found.answers == expected, seed
 
 
 def test_a_failing_stage_ends_the_run_with_its_own_error(kit):
@@ -253,13 +259,7 @@ def test_delays_on_the_device_change_nothing_where_halves_select_in_step_0(kit):
     requests, policy = kit.prompts([40, 21, 9], 16), BatchPolicy.TWO_BATCH_OVERLAP
     expected = run(kit, "mage-cpu", "cpu", requests, planned(), batch=3).answers
     for seed in range(20):
-        draw = random.Random(seed)
-
-        def late(launch, draw=draw):
-            if launch.stage.resource != "cpu" and draw.random() < 0.3:
-                torch.cuda._sleep(draw.randint(1, 4_000_000))
-
-        options = {"batch": 3, "policy": policy, "before_stage": late}
+        options = {"batch": 3, "policy": policy, "before_stage": late_on_the_device(seed)}
         assert run(kit, "mage-cpu", "cuda", requests, planned(), **options).answers == expected, seed
 
 
