@@ -26,8 +26,8 @@ class Engine:
         host); output projection and feed-forward carry the rest. Absent: half of ``retrieval_layer_overhead_us``, all
         of ``layer_overhead_us``.
     exchange_project_us, exchange_finish_us
-        What a stage of the main stream takes, besides products and bytes, that hands a layer's queries to the CPU, and
-        that takes the outputs back (curves over query tokens). Absent: ``layer_overhead_us``.
+        What a stage of a pass for which the steps wait takes, besides products and bytes, that hands a layer's queries
+        to the CPU, and that takes the outputs back (curves over query tokens). Absent: ``layer_overhead_us``.
     stage_overhead_us, select_overhead_us, gather_overhead_us, h2d_overhead_us, d2h_overhead_us
         Host time per launch of a stage (on a GPU of those alone that wait for the host: the others' launches are issued
         ahead), and on top of it per layer of a CPU selection, per gather, and per launch of a
