@@ -1,8 +1,8 @@
 """What a pass of whole blocks costs beyond products and bytes: ``mage-cpu``'s exchange with the CPU.
 
-Its steps wait for it. Its layers are launched one by one, for each waits for the CPU; queries, keys and values of every token cross to the
-host and outputs come back. Runs at a prompt that is next to nothing tell, for few requests and for many: what project
-and finish take longer than the profile so far predicts.
+The steps wait for that pass. Its layers are launched one by one, for each waits for the CPU; queries, keys and values
+of every token cross to the host and outputs come back. Runs at a prompt that is next to nothing tell, for few requests
+and for many: what project and finish take longer than the profile so far predicts.
 """
 
 from calibration.bench import Bench, Part, Value, row_of
