@@ -51,6 +51,8 @@ static void FN(configure)(void) {
         uint8_t rows[16];
     } config = {.palette = 1};
     for (int tile = 0; tile < 8; tile++) config.row_bytes[tile] = 64, config.rows[tile] = 16;
+    /* gcc's intrinsic says that it reads eight bytes; the other stores may then be left out or come too late */
+    __asm__ volatile("" : : "r"(&config) : "memory");
     _tile_loadconfig(&config);
 }
 
