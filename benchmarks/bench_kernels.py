@@ -16,9 +16,10 @@ from pathlib import Path
 from rich.console import Console
 
 from herald_exec import kernels
-from herald_exec.kernels.benchmark import bench_kernels, show_bench
+from herald_exec.kernels.benchmark import bench_kernels
 from herald_exec.kernels.choosing import measure_tunings
 from herald_exec.kernels.measuring import KernelBench, cpu_model
+from herald_exec.kernels.text import show_bench
 from herald_exec.kernels.tuning import Tuning
 
 

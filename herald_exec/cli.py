@@ -32,18 +32,19 @@ decoding_commands.register(app)
 
 def _mount_kernels() -> None:
     try:
-        from herald_exec.kernels.command import app as kernels
+        from herald_exec.kernels.command import kernels
     except ImportError as problem:
         reason = str(problem)
 
-        @app.command("kernels")
+        # Whatever options are passed, what is said is why there are no kernels.
+        @app.command("kernels", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
         def missing() -> None:
             """Check and measure the CPU kernels of this machine (not built here)."""
             typer.echo(f"herald-exec: {reason}", err=True)
             raise typer.Exit(1)
 
         return
-    app.add_typer(kernels, name="kernels")
+    app.command()(kernels)
 
 
 _mount_kernels()

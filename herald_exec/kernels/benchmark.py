@@ -12,8 +12,6 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from herald_pipeline.environment import threads_problem
 from herald_pipeline.errors import check_number, raise_problems
@@ -272,35 +270,3 @@ def bench_kernels(
         set_tier(before)
         bench.pool.close()
     return result
-
-
-def show_bench(result: dict[str, Any], text: Console) -> None:
-    """The measured table for a person."""
-    ceilings = ", ".join(f"{t} threads {v['median']:.1f}" for t, v in result["read_gb_s"].items())
-    text.print(f"{result['cpu']}; DRAM read GB/s: {ceilings}")
-    table = Table("kernel", "rows", "GB/s", "of read ceiling", "GFLOP/s", "of roof", *PHASES)
-    for row in result["kernels"]:
-        shares = row["phase_shares"]
-        table.add_row(
-            row["name"],
-            str(row["rows"]),
-            f"{row['gb_s']:.2f}",
-            f"{row['of_read_ceiling']:.3f}",
-            f"{row['gflops']:.0f}",
-            f"{row['of_roof']:.2f} {row['roof']}",
-            *(f"{shares[name]:.1%}" for name in PHASES),
-        )
-    text.print(table)
-    for row in result["limits"]:
-        text.print(f"{row['name']}: {row['ratio']:.2f}x, limit {row['limit']:.2f}x")
-    for row in result["topk"]:
-        text.print(f"top-k, {row['order']}: {row['us']:.1f} us; heap {row['heap_us']:.1f} us ({row['speedup']:.1f}x)")
-    got = result["gather"]
-    text.print(
-        f"gather {got['gb_s']:.2f} GB/s = {got['of_memcpy']:.2f} of memcpy ({got['memcpy_gb_s']:.2f}), "
-        f"{got['of_faster_copy']:.2f} of the faster copy (past the cache {got['streaming_copy_gb_s']:.2f})"
-    )
-    for row in result.get("torch", []):
-        text.print(
-            f"torch {row['name']}: {row['gb_s']:.2f} GB/s; ours {row['ours_over_it']:.2f}x, limit {row['limit']:.2f}x"
-        )
