@@ -13,5 +13,5 @@ export LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=lib
 export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 export PYTHONPATH="$folder/pkg:$site" OMP_NUM_THREADS=1
 cd "$folder/pkg" # not a checkout whose herald_exec would win
-"$python" -S -m herald_exec.cli kernels --check
+"$python" -S -c 'import typer; from herald_exec.kernels.command import kernels; typer.run(kernels)' --check
 "$python" -S "$here/fuzz_shapes.py" --seconds "${1:-60}"
