@@ -50,7 +50,6 @@ def test_retrieval_overlaps_main_and_an_added_edge_ends_that(kit, model):
     # The last of five blocks has no retrieval; half of the others' 4 x 30 ms is a mild demand on a busy machine.
     assert together > 4 * 60_000_000
     assert apart == 0
-    assert runs[1].result.block_time_s > runs[0].result.block_time_s + 0.04
     assert runs[1].result.stall_s > runs[0].result.stall_s
     for run in runs:
         trace.validate(run.trace)
